@@ -1,0 +1,397 @@
+"""The pipeline: calls the stages in order and reports progress. Owns nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import errno
+import importlib.metadata
+import platform
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from builder.cache.key import engine_key, key_components
+from builder.cache.store import EngineCache, Entry, cache_directory
+from builder.compilers.base import Compiler, CompilerSession
+from builder.compilers.registry import choose_compiler
+from builder.errors import CompileError, RepositoryError, SpecError
+from builder.export import ExportedModel, export_model, quiet_torch
+from builder.models.loaded import LoadedModel
+from builder.models.sources import load_model
+from builder.partition.partitioner import partition
+from builder.partition.plan import PartitionPlan, Segment
+from builder.progress import Progress, Silent
+from builder.repository.plan import Publication, RepositoryPlan, WarmupSample, WarmupTensor
+from builder.repository.publish import publish
+from builder.repository.staging import check_writable
+from builder.repository.templates import render
+from builder.runtime.manifest import Manifest, OutputSpec, SegmentSpec
+from builder.runtime.model import RuntimeModel
+from builder.spec import BuildSpec
+
+from builder.verify.compare import VerificationReport, verify_model
+from builder.verify.samples import Point, corner_points, make_tensors, opt_point
+
+__all__ = ["BuildResult", "CompiledSegment", "build", "load_exported", "plan"]
+
+_FALLBACK_FILE = "model.pt2"
+_MODEL_FILE = "model.py"
+
+# A server reads warm-up files at every load; larger samples cost more than they warm.
+_WARMUP_LIMIT = 32 << 20
+
+_RECORDED = ("triton-repo-builder", "torch", "onnx", "onnxscript", "onnxruntime", "tensorrt_rtx", "tensorrt", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledSegment:
+    """A segment and the files that run it.
+
+    Args:
+        segment: of the plan.
+        compiler: its name; "torch" for a fallback segment.
+        artifact: the file that the runner opens, relative to the segment's directory.
+        files: existing file per path relative to the segment's directory.
+        key: the engine key, empty for a fallback segment.
+        hit: whether the engine came from the cache; None for a fallback segment.
+        seconds: what getting it took.
+        saved_seconds: what compiling it had taken, on a hit.
+    """
+
+    segment: Segment
+    compiler: str
+    artifact: str
+    files: Mapping[str, Path]
+    key: str
+    hit: bool | None
+    seconds: float
+    saved_seconds: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(p.stat().st_size for p in self.files.values())
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """What a build gave: the plan, the compiled segments, the report and the publication."""
+
+    plan: PartitionPlan
+    segments: tuple[CompiledSegment, ...]
+    report: VerificationReport
+    publication: Publication
+    seconds: Mapping[str, float]
+
+
+def load_exported(spec: BuildSpec, progress: Progress | None = None) -> ExportedModel:
+    """Load the model of a spec and export it.
+
+    Raises:
+        SpecError: when there is no such model or its inputs are wrong.
+        ExportError: when it cannot be exported with them.
+    """
+    progress = progress or Silent()
+    progress.stage("load")
+    loaded = load_model(spec.source, arguments=spec.arguments, base=spec.base)
+    inputs = _inputs(spec, loaded)
+    for note in loaded.notes:
+        progress.note(note)
+    progress.stage("export")
+    exported = export_model(loaded.module, inputs, output_names=spec.outputs)
+    for note in exported.notes:
+        progress.note(note)
+    return exported
+
+
+def _inputs(spec: BuildSpec, loaded: LoadedModel) -> Any:
+    inputs = spec.inputs if spec.inputs is not None else loaded.default_inputs
+    if not inputs:
+        raise SpecError(
+            "no inputs are given, and the model's source suggests none",
+            where=spec.source,
+            fix="give each one: --input 'NAME=DTYPE[B=1:8:32, 3, 224, 224]', or an [inputs] table in a spec file",
+        )
+    return inputs
+
+
+def plan(spec: BuildSpec, progress: Progress | None = None) -> PartitionPlan:
+    """A dry run: how the model would be split. Compiles and writes nothing.
+
+    Raises:
+        BuilderError: as `build` does up to the partition stage.
+    """
+    progress = progress or Silent()
+    compiler = choose_compiler(spec.settings.compiler)
+    exported = load_exported(spec, progress)
+    progress.stage("partition")
+    with _work_directory() as work:
+        return partition(exported, compiler.session(work), spec.settings)
+
+
+def build(
+    spec: BuildSpec,
+    *,
+    root: Path,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+    command: str = "",
+) -> BuildResult:
+    """Build a model and publish it into a repository.
+
+    Args:
+        spec: what to build.
+        root: the model repository; made if it is not there.
+        cache: the engine cache's directory; None takes the default one.
+        progress: told about every stage.
+        command: the command line, for the manifest.
+    Raises:
+        BuilderError: one class per stage; then nothing was published.
+    """
+    progress = progress or Silent()
+    clock = _Clock(progress)
+    compiler = choose_compiler(spec.settings.compiler)
+    check_writable(root)
+    exported = load_exported(spec, clock)
+    with _work_directory() as work:
+        session = compiler.session(work)
+        store = EngineCache(cache_directory(cache), progress.warn)
+        split, compiled = _partition_and_compile(exported, spec, compiler, session, store, work, clock)
+        manifest = _manifest(spec, exported, split, compiled, compiler, command)
+        artifacts = {f"{c.segment.name}/{name}": path for c in compiled for name, path in c.files.items()}
+        report = _verify(exported, manifest, artifacts, compiler, spec, work, clock)
+        clock.stage("publish")
+        publication = publish(
+            RepositoryPlan(
+                manifest=dataclasses.replace(manifest, verification=report.as_json()),
+                artifacts=artifacts,
+                texts={_MODEL_FILE: render("model.py.j2", tool_version=_version())},
+                triton=spec.triton,
+                warmup=_warmup(exported, spec),
+            ),
+            root,
+        )
+        if publication.note:
+            progress.warn(publication.note)
+        return BuildResult(split, tuple(compiled), report, publication, clock.finished())
+
+
+class _Clock:
+    """Passes progress on and keeps the time of each stage."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._stages: dict[str, float] = {}
+        self._current: tuple[str, float] | None = None
+        self.step, self.note, self.warn = progress.step, progress.note, progress.warn
+
+    def stage(self, name: str) -> None:
+        self._close()
+        self._current = (name, time.monotonic())
+        self._progress.stage(name)
+
+    def _close(self) -> None:
+        if self._current is not None:
+            name, started = self._current
+            self._stages[name] = self._stages.get(name, 0.0) + time.monotonic() - started
+            self._current = None
+
+    def finished(self) -> dict[str, float]:
+        self._close()
+        return self._stages
+
+
+@contextlib.contextmanager
+def _work_directory() -> Iterator[Path]:
+    """A temporary directory, gone at the end; a full disk is said in a sentence."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="triton-repo-", ignore_cleanup_errors=True) as work:
+            yield Path(work)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RepositoryError(
+                "the disk is full", where=str(error.filename or tempfile.gettempdir()),
+                fix="free space, or point TMPDIR and --cache at a larger disk",
+            ) from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise RepositoryError(
+                f"cannot write: {error.strerror}", where=str(error.filename or tempfile.gettempdir()),
+                fix="choose a directory that you may write to",
+            ) from error
+        raise
+
+
+def _partition_and_compile(
+    exported: ExportedModel,
+    spec: BuildSpec,
+    compiler: Compiler,
+    session: CompilerSession,
+    store: EngineCache,
+    work: Path,
+    progress: Progress,
+) -> tuple[PartitionPlan, list[CompiledSegment]]:
+    """Compile what the plan says; a segment whose build fails goes to PyTorch, and the plan is made again."""
+    refused: dict[str, str] = {}
+    while True:
+        progress.stage("partition")
+        split = partition(exported, session, spec.settings, refused=refused)
+        progress.stage("compile")
+        compiled = []
+        for index, segment in enumerate(split.segments):
+            progress.step(f"{segment.name} ({segment.kind}, {segment.operator_count} operators)", index, len(split.segments))
+            try:
+                compiled.append(_compile(segment, compiler, session, store, work))
+            except CompileError as error:
+                if spec.settings.require_full_compilation or segment.kind == "fallback":
+                    raise
+                progress.warn(f"{segment.name} does not build and is left to PyTorch: {error.what}")
+                refused.update({node: f"its segment does not build: {error.what}" for node in segment.nodes})
+                break
+        else:
+            return split, compiled
+
+
+def _compile(
+    segment: Segment, compiler: Compiler, session: CompilerSession, store: EngineCache, work: Path
+) -> CompiledSegment:
+    started = time.monotonic()
+    if segment.kind == "fallback":
+        path = work / f"{segment.name}.pt2"
+        with quiet_torch():
+            torch.export.save(segment.program, path)
+        return CompiledSegment(
+            segment, "torch", _FALLBACK_FILE, {_FALLBACK_FILE: path}, "", None, time.monotonic() - started
+        )
+    components = key_components(
+        compiler=compiler.name,
+        target=compiler.target(),
+        fingerprint=session.fingerprint(segment),
+        inputs=segment.inputs,
+        outputs=segment.outputs,
+    )
+    entry: Entry = store.get_or_build(
+        engine_key(components), components, lambda directory: session.compile(segment, directory).file, work
+    )
+    return CompiledSegment(
+        segment,
+        compiler.name,
+        entry.artifact,
+        {name: entry.files / name for name in entry.digests},
+        entry.key,
+        entry.hit,
+        time.monotonic() - started,
+        entry.build_seconds if entry.hit else 0.0,
+    )
+
+
+def _manifest(
+    spec: BuildSpec,
+    exported: ExportedModel,
+    split: PartitionPlan,
+    compiled: list[CompiledSegment],
+    compiler: Compiler,
+    command: str,
+) -> Manifest:
+    return Manifest(
+        name=spec.name,
+        inputs=split.inputs,
+        outputs=tuple(OutputSpec(o.tensor, o.value) for o in split.outputs),
+        segments=tuple(
+            SegmentSpec(
+                name=c.segment.name,
+                kind=c.segment.kind,
+                compiler=c.compiler,
+                artifact=f"{c.segment.name}/{c.artifact}",
+                inputs=c.segment.inputs,
+                outputs=c.segment.outputs,
+                key=c.key,
+            )
+            for c in compiled
+        ),
+        versions=_versions(),
+        target=compiler.target(),
+        settings=spec.settings.model_dump(mode="json"),
+        source=spec.source,
+        command=command,
+        built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def _verify(
+    exported: ExportedModel,
+    manifest: Manifest,
+    artifacts: Mapping[str, Path],
+    compiler: Compiler,
+    spec: BuildSpec,
+    work: Path,
+    progress: Progress,
+) -> VerificationReport:
+    progress.stage("verify")
+    if any(s.kind == "engine" for s in manifest.segments):
+        state = compiler.availability()
+        if not state.can_run:
+            progress.warn(f"not verified here: {state.detail}")
+            return VerificationReport(False, reason=state.detail)
+    directory = work / "assembled"
+    for name, path in artifacts.items():
+        target = directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(path.absolute())
+    compiled = RuntimeModel(directory, manifest=manifest, device=str(compiler.target().get("device", "cpu")))
+
+    def told(count: int, point: Point) -> None:
+        progress.step(str(point), count, 0)
+
+    return verify_model(exported, compiled, spec.settings.verify, told)
+
+
+def _warmup(exported: ExportedModel, spec: BuildSpec) -> tuple[WarmupSample, ...]:
+    """Real in-range samples at min, opt and max of all dimensions together."""
+    corners = {
+        "min": corner_points(exported.inputs, 3)[1:2],
+        "opt": [opt_point(exported.inputs)],
+        "max": corner_points(exported.inputs, 3)[2:3],
+    }
+    samples, seen = [], set()
+    for name, found in corners.items():
+        for point in found:
+            tensors = make_tensors(exported.inputs, point, spec.settings.verify.seed)
+            key = tuple(point.sizes.items())
+            if key in seen or sum(t.nbytes for t in tensors) > _WARMUP_LIMIT:
+                continue
+            seen.add(key)
+            samples.append(
+                WarmupSample(
+                    name,
+                    {
+                        item.name or "": WarmupTensor(item.dtype, tuple(t.shape), _bytes(t))
+                        for item, t in zip(exported.inputs, tensors, strict=True)
+                    },
+                )
+            )
+    return tuple(samples)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _RECORDED:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def _version() -> str:
+    return importlib.metadata.version("triton-repo-builder")
+
+

@@ -1,0 +1,91 @@
+"""ONNX Runtime: the compiler for machines without TensorRT.
+
+Its engine is the ONNX graph with its weights beside it; ONNX Runtime optimises it for the machine
+that loads it, so that it is portable. Compiling proves that it loads.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from builder.compilers.base import Availability, CompiledArtifact
+from builder.compilers.onnx_session import OnnxSession
+from builder.errors import CompileError
+from builder.lowering.onnx import GRAPH_FILE, LoweredSegment
+from builder.partition.plan import Segment
+
+__all__ = ["OnnxRuntimeCompiler"]
+
+_INSTALL = "pip install 'triton-repo-builder[onnxruntime]'"
+
+
+class OnnxRuntimeCompiler:
+    """`onnxruntime` behind the compiler protocol."""
+
+    name: ClassVar[str] = "onnxruntime"
+
+    def availability(self) -> Availability:
+        """Installed means that it can build and run here."""
+        if importlib.util.find_spec("onnxruntime") is None:
+            return Availability(False, False, False, detail=_INSTALL)
+        return Availability(True, True, True, _version())
+
+    def target(self) -> Mapping[str, Any]:
+        """An ONNX graph is not tied to a machine; the version is that which has proved to load it."""
+        return {"device": "cpu", "onnxruntime": _version()}
+
+    def session(self, work: Path) -> _Session:
+        """Start a build.
+
+        Raises:
+            CompileError: when onnxruntime is not installed.
+        """
+        if importlib.util.find_spec("onnxruntime") is None:
+            raise CompileError("the compiler onnxruntime is not installed", fix=_INSTALL)
+        return _Session(work)
+
+
+def _version() -> str:
+    for package in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+class _Session(OnnxSession):
+    def parse(self, lowered: LoweredSegment) -> Mapping[str | None, str]:
+        message = _load_failure(lowered.graph)
+        if message is None:
+            return {}
+        named = re.search(r"[Nn]ode[ :(]+(?:name: )?'?(n\d+)\b", message)
+        return {named[1] if named else None: f"ONNX Runtime: {message}"}
+
+    def compile(self, segment: Segment, directory: Path) -> CompiledArtifact:
+        # That it loads was proved when the partitioner asked.
+        for file in self.lowered(segment).files:
+            shutil.copyfile(file, directory / file.name)
+        return CompiledArtifact(GRAPH_FILE)
+
+
+def _load_failure(graph: Path) -> str | None:
+    """ONNX Runtime's message when it cannot make a session of a graph; None when it can."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # Support is decided when kernels are assigned; optimising here would only be thrown away.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        text = " ".join(str(error).split())
+        return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)[:400]
+    return None

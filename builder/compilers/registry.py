@@ -1,0 +1,56 @@
+"""Find compilers by entry point, and choose one."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+
+from builder.compilers.base import Compiler
+from builder.errors import CompileError, SpecError
+
+__all__ = ["GROUP", "available_compilers", "choose_compiler"]
+
+GROUP = "triton_repo_builder.compilers"
+
+# `auto` takes the first that can build here and run here.
+_PREFERENCE = ("tensorrt", "tensorrt_rtx", "onnxruntime")
+
+
+def available_compilers() -> dict[str, Compiler]:
+    """Every registered compiler by name, in the order in which `auto` prefers them."""
+    found = {}
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        compiler: Compiler = entry.load()()
+        found[compiler.name] = compiler
+    rank = {name: i for i, name in enumerate(_PREFERENCE)}
+    return dict(sorted(found.items(), key=lambda item: (rank.get(item[0], len(rank)), item[0])))
+
+
+def choose_compiler(name: str) -> Compiler:
+    """The compiler of a name, or for "auto" the best that can build and run here.
+
+    Raises:
+        SpecError: when no compiler has the name.
+        CompileError: when it cannot build here.
+    """
+    compilers = available_compilers()
+    if name == "auto":
+        for compiler in compilers.values():
+            state = compiler.availability()
+            if state.can_build and state.can_run:
+                return compiler
+        raise CompileError(
+            "no engine compiler can build and run here",
+            fix="\n".join(f"{n}: {c.availability().detail}" for n, c in compilers.items()),
+        )
+    if name not in compilers:
+        close = difflib.get_close_matches(name, compilers, n=1)
+        raise SpecError(
+            f"there is no compiler {name!r}",
+            where="compiler",
+            fix=(f"did you mean {close[0]!r}? " if close else "") + f"use auto or one of {', '.join(compilers)}",
+        )
+    state = compilers[name].availability()
+    if not state.can_build:
+        raise CompileError(f"the compiler {name} cannot build here", fix=state.detail)
+    return compilers[name]

@@ -1,0 +1,299 @@
+"""`Input`: what the user says of one model input, in Python or as text."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from builder.errors import SpecError
+from builder.types import DTYPES, INT32_MAX, Range, SymbolName, canonical_dtype
+
+__all__ = ["Input", "parse_dim", "parse_input", "resolve_names"]
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_INPUT = re.compile(
+    rf"""^\s*
+    (?:(?P<name>{_NAME}(?:\.[A-Za-z0-9_]+)*)\s*=\s*)?
+    (?P<dtype>[A-Za-z][A-Za-z0-9_.]*)\s*
+    \[(?P<dims>[^\]]*)\]\s*
+    (?:\bin\s+(?P<low>[^\s]+?)\s*\.\.\s*(?P<high>[^\s]+))?
+    \s*$""",
+    re.VERBOSE,
+)
+_FORM = "write NAME=DTYPE[DIM, ...] in LOW..HIGH, for example input_ids=int64[B=1:8:32, T=8:64:256] in 0..30521"
+_DIM_FORM = (
+    "write a number (768), MIN:OPT:MAX (1:8:32), NAME=MIN:OPT:MAX (B=1:8:32), a NAME given elsewhere (B), "
+    "or MIN:OPT:MAX%K for multiples of K (H=64:256:512%16)"
+)
+
+# A bare name in text stands for the range that another dimension of that name declares.
+_DECLARED_ELSEWHERE = -1
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Input:
+    """One model input: dtype, one (min, opt, max) range per dimension, and its name.
+
+    Torch-TensorRT's spelling: `Input(min_shape=, opt_shape=, max_shape=, dtype=, name=)` for a
+    dynamic shape, `Input(shape=)` for a static one. An entry of `shape` may also be a
+    `Range`, a (min, opt, max) tuple or text as on the command line ("B=1:8:32").
+
+    Args:
+        shape: one entry per dimension. Excludes the three below.
+        min_shape, opt_shape, max_shape: sizes of equal rank, min <= opt <= max everywhere.
+        dtype: a `torch.dtype`, a numpy dtype or a name such as "int64" or "fp16".
+        name: the parameter of `forward` that it feeds; without one it is matched by position.
+        dim_names: {axis: name}; one name is one size, in this input and in all others.
+        value_range: inclusive (low, high) of the values, for samples (token ids, masks).
+    Raises:
+        SpecError: when a range is empty, negative, zero or not ordered, or a dtype is unknown.
+    """
+
+    name: str | None
+    dtype: str
+    dims: tuple[Range, ...]
+    value_range: tuple[float, float] | None
+
+    def __init__(
+        self,
+        shape: Sequence[int | str | Range | tuple[int, int, int]] | None = None,
+        *,
+        min_shape: Sequence[int] | None = None,
+        opt_shape: Sequence[int] | None = None,
+        max_shape: Sequence[int] | None = None,
+        dtype: object = "float32",
+        name: str | None = None,
+        dim_names: dict[int, SymbolName] | None = None,
+        value_range: tuple[float, float] | None = None,
+    ) -> None:
+        label = f"input {name!r}" if name else "an input without a name"
+        dims = _dims(label, shape, min_shape, opt_shape, max_shape)
+        dims = _named(label, dims, dim_names or {})
+        known = canonical_dtype(dtype)
+        if known is None:
+            raise SpecError(
+                f"{label} has the unknown dtype {dtype!r}", fix=f"use one of {', '.join(DTYPES)}"
+            )
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "dtype", known)
+        object.__setattr__(self, "dims", tuple(_checked(label, i, d) for i, d in enumerate(dims)))
+        object.__setattr__(self, "value_range", _checked_values(label, known, value_range))
+
+    def __str__(self) -> str:
+        text = f"{self.dtype}[{', '.join(map(str, self.dims))}]"
+        if self.value_range is not None:
+            low, high = self.value_range
+            text += f" in {low:g}..{high:g}" if isinstance(low, float) else f" in {low}..{high}"
+        return f"{self.name}={text}" if self.name else text
+
+    def with_name(self, name: str) -> Input:
+        """The same input under another name."""
+        return _replaced(self, name=name)
+
+    def with_dims(self, dims: Iterable[Range]) -> Input:
+        """The same input with other ranges."""
+        return _replaced(self, dims=tuple(dims))
+
+
+def _replaced(item: Input, **changes: object) -> Input:
+    new = object.__new__(Input)
+    for field in dataclasses.fields(item):
+        object.__setattr__(new, field.name, changes.get(field.name, getattr(item, field.name)))
+    return new
+
+
+def _dims(
+    label: str,
+    shape: Sequence[int | str | Range | tuple[int, int, int]] | None,
+    min_shape: Sequence[int] | None,
+    opt_shape: Sequence[int] | None,
+    max_shape: Sequence[int] | None,
+) -> list[Range]:
+    bounds = (min_shape, opt_shape, max_shape)
+    if shape is not None:
+        if any(b is not None for b in bounds):
+            raise SpecError(
+                f"{label} has both `shape` and `min_shape`/`opt_shape`/`max_shape`",
+                fix="give `shape` for a static shape, or the three others for a dynamic one",
+            )
+        return [_dim(label, i, entry) for i, entry in enumerate(shape)]
+    if min_shape is None or opt_shape is None or max_shape is None:
+        raise SpecError(
+            f"{label} has no complete shape",
+            fix="give `shape`, or all of `min_shape`, `opt_shape` and `max_shape`",
+        )
+    if not len(min_shape) == len(opt_shape) == len(max_shape):
+        raise SpecError(
+            f"{label}: min_shape has {len(min_shape)} dimensions, opt_shape {len(opt_shape)} "
+            f"and max_shape {len(max_shape)}",
+            fix="give the three shapes the same rank",
+        )
+    return [Range(*sizes) for sizes in zip(min_shape, opt_shape, max_shape, strict=True)]
+
+
+def _dim(label: str, axis: int, entry: int | str | Range | tuple[int, int, int]) -> Range:
+    if isinstance(entry, Range):
+        return entry
+    if isinstance(entry, str):
+        return parse_dim(entry, f"{label}, dimension {axis}")
+    if isinstance(entry, int) and not isinstance(entry, bool):
+        return Range(entry, entry, entry)
+    if isinstance(entry, tuple | list) and len(entry) == 3:
+        return Range(*entry)
+    raise SpecError(f"{label}, dimension {axis}: cannot read {entry!r} as a size", fix=_DIM_FORM)
+
+
+def _named(label: str, dims: list[Range], names: dict[int, SymbolName]) -> list[Range]:
+    for axis, name in names.items():
+        if not 0 <= axis < len(dims):
+            raise SpecError(
+                f"{label}: dim_names names dimension {axis}, but the shape has {len(dims)}",
+                fix=f"use axes from 0 to {len(dims) - 1}",
+            )
+        dims[axis] = dataclasses.replace(dims[axis], name=name)
+    return dims
+
+
+def _checked(label: str, axis: int, dim: Range) -> Range:
+    where = f"{label}, dimension {axis}"
+    if dim.min == _DECLARED_ELSEWHERE and dim.name:
+        return dim
+    sizes = (dim.min, dim.opt, dim.max)
+    if any(not isinstance(s, int) or isinstance(s, bool) for s in sizes):
+        raise SpecError(f"{where}: the sizes {sizes} are not whole numbers", fix=_DIM_FORM)
+    low, opt, high = dim.min, dim.opt, dim.max
+    assert high is not None
+    if low <= 0:
+        kind = "zero" if low == 0 else "negative"
+        raise SpecError(f"{where}: the size {low} is {kind}", fix="use sizes of 1 or more")
+    if low > opt:
+        raise SpecError(f"{where}: min {low} is greater than opt {opt}", fix="order them min <= opt <= max")
+    if opt > high:
+        raise SpecError(f"{where}: opt {opt} is greater than max {high}", fix="order them min <= opt <= max")
+    for size in sizes:
+        if dim.multiple < 1 or size % dim.multiple:
+            raise SpecError(
+                f"{where}: the size {size} is not a multiple of {dim.multiple}",
+                fix=f"use multiples of {dim.multiple} for min, opt and max",
+            )
+    if high > INT32_MAX:
+        raise SpecError(f"{where}: max {high} does not fit into 32 bits", fix=f"use at most {INT32_MAX}")
+    return dim
+
+
+def _checked_values(
+    label: str, dtype: str, value_range: tuple[float, float] | None
+) -> tuple[float, float] | None:
+    if value_range is None:
+        return None
+    low, high = value_range
+    if low > high:
+        raise SpecError(f"{label}: the value range {low}..{high} is empty", fix="write LOW..HIGH, both inclusive")
+    if not DTYPES[dtype].floating and (low != int(low) or high != int(high)):
+        raise SpecError(f"{label}: the value range {low}..{high} is not whole, but the dtype is {dtype}")
+    return (low, high)
+
+
+def parse_dim(text: str, where: str) -> Range:
+    """One dimension as text: `768`, `1:8:32`, `B=1:8:32`, `H=64:256:512%16`, or `B` alone.
+
+    A name alone stands for the range that another dimension of that name declares.
+
+    Raises:
+        SpecError: when the text is none of these.
+    """
+    name, eq, sizes = text.rpartition("=")
+    name, sizes = name.strip(), sizes.strip()
+    if not eq and re.fullmatch(_NAME, sizes):
+        return Range(_DECLARED_ELSEWHERE, _DECLARED_ELSEWHERE, _DECLARED_ELSEWHERE, sizes)
+    if eq and not re.fullmatch(_NAME, name):
+        raise SpecError(f"{where}: {name!r} is not a name", fix=_DIM_FORM)
+    sizes, percent, step = sizes.partition("%")
+    try:
+        numbers = [int(p) for p in sizes.split(":")]
+        multiple = int(step) if percent else 1
+    except ValueError:
+        numbers = []
+    if len(numbers) == 1 and not percent:
+        return Range(numbers[0], numbers[0], numbers[0], name or None)
+    if len(numbers) == 3:
+        return Range(numbers[0], numbers[1], numbers[2], name or None, multiple)
+    raise SpecError(f"{where}: cannot read the size {text.strip()!r}", fix=_DIM_FORM)
+
+
+def parse_input(text: str, *, name: str | None = None, where: str = "--input") -> Input:
+    """An input as text, `input_ids=int64[B=1:8:32, T=8:64:256] in 0..30521`.
+
+    Args:
+        text: the text; the name before `=` may be left out.
+        name: the name, where the text carries none (the key in a spec file).
+        where: the place to name in an error.
+    Raises:
+        SpecError: when the text cannot be read, or a range in it is wrong.
+    """
+    match = _INPUT.match(text)
+    if match is None:
+        raise SpecError(f"cannot read the input {text!r}", where=where, fix=_FORM)
+    name = match["name"] or name
+    dims = [d.strip() for d in match["dims"].split(",")] if match["dims"].strip() else []
+    try:
+        return Input(
+            shape=dims,
+            dtype=match["dtype"],
+            name=name,
+            value_range=_parse_values(match["low"], match["high"]),
+        )
+    except SpecError as error:
+        raise SpecError(error.what, where=f"{where}: {text}", fix=error.fix) from None
+
+
+def _parse_values(low: str | None, high: str | None) -> tuple[float, float] | None:
+    if low is None or high is None:
+        return None
+    try:
+        return (int(low), int(high))
+    except ValueError:
+        pass
+    try:
+        return (float(low), float(high))
+    except ValueError:
+        raise SpecError(
+            f"cannot read the value range {low}..{high}", fix="write two numbers, LOW..HIGH, both inclusive"
+        ) from None
+
+
+def resolve_names(inputs: Sequence[Input]) -> tuple[Input, ...]:
+    """Fill in ranges given by name alone, and check that one name has one range everywhere.
+
+    Raises:
+        SpecError: when a name is declared twice with different ranges, or used but never declared.
+    """
+    declared: dict[SymbolName, tuple[Range, str]] = {}
+    for item in inputs:
+        for axis, dim in enumerate(item.dims):
+            if dim.name is None or dim.min == _DECLARED_ELSEWHERE:
+                continue
+            here = f"input {item.name or '(unnamed)'}, dimension {axis}"
+            known, there = declared.setdefault(dim.name, (dim, here))
+            if known != dim:
+                raise SpecError(
+                    f"the dimension {dim.name!r} has two ranges: {known} and {dim}",
+                    where=f"{there}; {here}",
+                    fix=f"give {dim.name!r} one range, or use two names",
+                )
+    return tuple(item.with_dims(_resolved(item, axis, d, declared) for axis, d in enumerate(item.dims)) for item in inputs)
+
+
+def _resolved(item: Input, axis: int, dim: Range, declared: dict[SymbolName, tuple[Range, str]]) -> Range:
+    if dim.name is None or dim.min != _DECLARED_ELSEWHERE:
+        return dim
+    if dim.name not in declared:
+        known = ", ".join(declared) or "none"
+        raise SpecError(
+            f"the dimension name {dim.name!r} has no range (declared: {known})",
+            where=f"input {item.name or '(unnamed)'}, dimension {axis}",
+            fix=f"write {dim.name}=MIN:OPT:MAX in one place",
+        )
+    return declared[dim.name][0]

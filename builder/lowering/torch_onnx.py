@@ -1,0 +1,76 @@
+"""What torch's ONNX exporter can translate, asked of its own registry.
+
+The only module that touches the exporter's private names; they are the same from torch 2.11 to 2.14.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from builder.export import quiet_torch
+from builder.partition.assign import is_compute
+
+__all__ = ["OPSET", "decompose_for_onnx", "untranslatable"]
+
+# The opset that torch's translations are written for; every compiler here parses it.
+OPSET = 18
+
+
+@functools.lru_cache(maxsize=1)
+def _registry() -> Any:
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    # Its complaint that torchvision is missing is of no use to anyone here.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    return ONNXRegistry.from_torchlib(OPSET)
+
+
+def decompose_for_onnx(program: ExportedProgram) -> ExportedProgram:
+    """The program in operators that the exporter translates, as far as they decompose into such.
+
+    An operator whose decomposition still holds one that cannot be translated is left whole: PyTorch
+    will run it, and runs it best undecomposed.
+    """
+    from torch.onnx._internal.exporter._decomp import (
+        create_onnx_friendly_decomposition_table,
+        get_onnx_implemented_overloads,
+    )
+
+    with quiet_torch():
+        table = dict(create_onnx_friendly_decomposition_table(set(get_onnx_implemented_overloads(_registry()))))
+        while True:
+            decomposed = program.run_decompositions(table)
+            whole = {_origin(n) for n in decomposed.graph.nodes if is_compute(n) and not _translation(n)[0]}
+            kept = [operator for operator in table if str(operator) in whole]
+            if not kept:
+                return decomposed
+            for operator in kept:
+                del table[operator]
+
+
+def _origin(node: torch.fx.Node) -> str:
+    """The operator that a node was decomposed from; by name, since metadata holds copies of operators."""
+    return str(node.meta.get("original_aten"))
+
+
+def untranslatable(program: ExportedProgram) -> Mapping[str, str]:
+    """{node: reason} for each operator that the exporter has no translation for."""
+    reasons = {}
+    for node in program.graph.nodes:
+        if is_compute(node):
+            found, _ = _translation(node)
+            if not found:
+                reasons[node.name] = "torch.onnx has no translation to ONNX for it"
+    return reasons
+
+
+def _translation(node: torch.fx.Node) -> tuple[Any, str]:
+    from torch.onnx._internal.exporter._dispatching import dispatch
+
+    return dispatch(node, _registry())

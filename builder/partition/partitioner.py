@@ -1,0 +1,185 @@
+"""Split an exported model into engine and fallback segments, asking the compiler until it agrees."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from builder.errors import PartitionError
+from builder.export import ExportedModel
+from builder.partition.assign import ENGINE, assign_levels, is_compute, operator_name
+from builder.partition.extract import Extraction
+from builder.partition.plan import FallbackOperator, PartitionPlan, PlanOutput, Segment, SupportOracle
+from builder.partition.ranges import tensor_spec
+from builder.settings import Settings
+from builder.types import TensorSpec
+
+__all__ = ["partition"]
+
+
+def partition(
+    model: ExportedModel, oracle: SupportOracle, settings: Settings, *, refused: Mapping[str, str] | None = None
+) -> PartitionPlan:
+    """The plan of a model for one compiler.
+
+    Proposes segments, asks the oracle about each engine segment as a whole, leaves what it refuses
+    to PyTorch and proposes again, until every engine segment is accepted as it stands.
+
+    Args:
+        model: the exported model.
+        oracle: of the compiler.
+        settings: `min_block_size`, `torch_executed_ops`, `require_full_compilation` count.
+        refused: nodes that a failed build has shown to be unsupported, with the reason.
+    Raises:
+        PartitionError: when `require_full_compilation` is set and something falls back; it lists
+            everything that does.
+    """
+    program = oracle.prepare(model.program)
+    _copy_returned_weights(program)
+    reasons = {**_excluded(program, settings.torch_executed_ops), **oracle.screen(program), **(refused or {})}
+    while True:
+        segments = _split(program, model, reasons, settings.min_block_size)
+        found: dict[str, str] = {}
+        for segment in segments:
+            if segment.kind == "engine":
+                found.update(oracle.examine(segment))
+        if not found:
+            break
+        if found.keys() <= reasons.keys():
+            raise PartitionError(
+                f"the compiler refuses a segment without naming a new operator: {next(iter(found.values()))}",
+                fix="choose another compiler, or exclude operators with torch_executed_ops",
+            )
+        reasons.update(found)
+    plan = PartitionPlan(
+        inputs=tuple(TensorSpec(i.name or "", i.dtype, i.dims) for i in model.inputs),
+        outputs=_outputs(program, model),
+        segments=tuple(segments),
+        fallbacks=_fallbacks(program, segments, reasons, settings.min_block_size),
+    )
+    if settings.require_full_compilation and plan.fallbacks:
+        raise _not_full(plan)
+    return plan
+
+
+def _excluded(program: ExportedProgram, names: Sequence[str]) -> dict[str, str]:
+    wanted = {_plain_operator(n): n for n in names}
+    return {
+        node.name: f"excluded by torch_executed_ops ({wanted[key]})"
+        for node in program.graph.nodes
+        if is_compute(node) and (key := _plain_operator(operator_name(node))) in wanted
+    }
+
+
+def _plain_operator(name: str) -> str:
+    """`aten.gelu` for `aten::gelu`, `torch.ops.aten.gelu` and `torch.ops.aten.gelu.default` alike."""
+    parts = re.sub(r"^torch\.ops\.", "", name).replace("::", ".").split(".")
+    return ".".join(parts[:2])
+
+
+def _copy_returned_weights(program: ExportedProgram) -> None:
+    """A weight that is returned as it is belongs to no segment; a copy of it does."""
+    lifted = {s.arg.name for s in program.graph_signature.input_specs if s.kind is not InputKind.USER_INPUT}
+    output = program.graph.output_node()
+    for node in list(output.all_input_nodes):
+        if node.name in lifted:
+            with program.graph.inserting_before(output):
+                copy = program.graph.call_function(torch.ops.aten.clone.default, (node,))
+            copy.meta = dict(node.meta)
+            output.replace_input_with(node, copy)
+
+
+def _user_inputs(program: ExportedProgram) -> list[torch.fx.Node]:
+    user = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
+    return [n for n in program.graph.find_nodes(op="placeholder") if n.name in user]
+
+
+def _returned(program: ExportedProgram) -> list[torch.fx.Node]:
+    leaves = program.graph.output_node().args[0]
+    return [n for n in leaves if isinstance(n, torch.fx.Node) and isinstance(n.meta.get("val"), torch.Tensor)]
+
+
+def _value_names(program: ExportedProgram, model: ExportedModel) -> dict[torch.fx.Node, str]:
+    """The plan's name of each value: a model input keeps its own, any other has its node's."""
+    names = {node: item.name or "" for node, item in zip(_user_inputs(program), model.inputs, strict=True)}
+    taken = set(names.values())
+    for node in program.graph.nodes:
+        if node not in names:
+            names[node] = node.name if node.name not in taken else f"{node.name}__value"
+    return names
+
+
+def _split(
+    program: ExportedProgram, model: ExportedModel, reasons: Mapping[str, str], min_block_size: int
+) -> list[Segment]:
+    levels = assign_levels(program, reasons.keys(), min_block_size)
+    members: dict[int, list[torch.fx.Node]] = {}
+    for node in program.graph.nodes:
+        if node.name in levels:
+            members.setdefault(levels[node.name], []).append(node)
+    cuts = [(level, Extraction(program, members[level])) for level in sorted(members)]
+    needed = set(_returned(program)).union(*(cut.boundary for _, cut in cuts))
+    names = _value_names(program, model)
+
+    def spec(node: torch.fx.Node) -> TensorSpec:
+        return tensor_spec(names[node], node.meta["val"], model.symbols)
+
+    segments = []
+    for level, cut in cuts:
+        outputs = [n for n in cut.nodes if n in needed]
+        if not outputs:
+            continue
+        segments.append(
+            Segment(
+                name=f"segment_{len(segments)}",
+                kind="engine" if level % 2 == ENGINE else "fallback",
+                program=cut.finish(outputs),
+                inputs=tuple(map(spec, cut.boundary)),
+                outputs=tuple(map(spec, outputs)),
+                operators=dict(sorted(Counter(operator_name(n) for n in cut.nodes if is_compute(n)).items())),
+                nodes=tuple(n.name for n in cut.nodes),
+            )
+        )
+    return segments
+
+
+def _outputs(program: ExportedProgram, model: ExportedModel) -> tuple[PlanOutput, ...]:
+    names = _value_names(program, model)
+    return tuple(
+        PlanOutput(tensor_spec(name, node.meta["val"], model.symbols), names[node])
+        for name, node in zip(model.output_names, _returned(program), strict=True)
+    )
+
+
+def _fallbacks(
+    program: ExportedProgram, segments: Sequence[Segment], reasons: Mapping[str, str], min_block_size: int
+) -> tuple[FallbackOperator, ...]:
+    inside = {name for s in segments if s.kind == "fallback" for name in s.nodes}
+    small = f"its engine segment would have fewer than min_block_size = {min_block_size} operators"
+    return tuple(
+        FallbackOperator(node.name, operator_name(node), reasons.get(node.name, small), _place(node))
+        for node in program.graph.nodes
+        if node.name in inside and is_compute(node)
+    )
+
+
+def _place(node: torch.fx.Node) -> str | None:
+    """The innermost line of the model that calls it, leaving out torch's own layers."""
+    trace = str(node.meta.get("stack_trace") or "")
+    frames = re.findall(r'File "([^"]+)", line (\d+), in \S+\n\s*(.*)', trace)
+    own = [f for f in frames if "/torch/" not in f[0]] or frames
+    return f"{own[-1][0]}:{own[-1][1]}: {own[-1][2].strip()}" if own else None
+
+
+def _not_full(plan: PartitionPlan) -> PartitionError:
+    lines = [f"{f.operator} ({f.place or f.node}): {f.reason}" for f in plan.fallbacks]
+    return PartitionError(
+        f"require_full_compilation is set, but {len(lines)} operators fall back to PyTorch",
+        where="\n".join(lines),
+        fix="change these operators, choose another compiler, or drop require_full_compilation",
+    )

@@ -1,0 +1,106 @@
+"""The frozen values of the partition stage: segments, and the plan that they make up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch.export import ExportedProgram
+
+from builder.types import TensorSpec
+
+__all__ = ["FallbackOperator", "PartitionPlan", "PlanOutput", "Segment", "SupportOracle"]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A connected, acyclic part of the program, as a program of its own.
+
+    Args:
+        name: "segment_0", "segment_1", ... in an order in which they can run.
+        kind: "engine" or "fallback".
+        program: takes the boundary tensors of `inputs`, returns those of `outputs`; holds only
+            the weights that it uses, without a copy.
+        inputs, outputs: boundary tensors. A name is that of a value of the plan: a model input
+            or the node that makes it.
+        operators: how often each operator is in it.
+        nodes: names of its nodes in the whole program.
+    """
+
+    name: str
+    kind: str
+    program: ExportedProgram = field(repr=False, compare=False)
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    operators: Mapping[str, int]
+    nodes: tuple[str, ...] = field(repr=False)
+
+    @property
+    def operator_count(self) -> int:
+        return sum(self.operators.values())
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackOperator:
+    """An operator that PyTorch runs, and why.
+
+    Args:
+        node: its node in the program.
+        operator: "aten.special_bessel_j0".
+        reason: the compiler's own words, or the setting that excludes it.
+        place: the line of the model that calls it, where known.
+    """
+
+    node: str
+    operator: str
+    reason: str
+    place: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOutput:
+    """A model output: its tensor under the model's name, and the plan's value that it is."""
+
+    tensor: TensorSpec
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """How a model is split; can be printed before anything is compiled.
+
+    Args:
+        inputs: the model's inputs.
+        outputs: the model's outputs.
+        segments: in an order in which they can run.
+        fallbacks: each operator that PyTorch runs.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[PlanOutput, ...]
+    segments: tuple[Segment, ...]
+    fallbacks: tuple[FallbackOperator, ...]
+
+    @property
+    def coverage(self) -> float:
+        """The share of operators that are in engine segments, from 0 to 1."""
+        total = sum(s.operator_count for s in self.segments)
+        engines = sum(s.operator_count for s in self.segments if s.kind == "engine")
+        return engines / total if total else 1.0
+
+
+class SupportOracle(Protocol):
+    """What an engine compiler says of the operators of a program. Each answer is {node name: reason}."""
+
+    def prepare(self, program: ExportedProgram) -> ExportedProgram:
+        """The program in the operators that the compiler takes as they are."""
+        ...
+
+    def screen(self, program: ExportedProgram) -> Mapping[str, str]:
+        """Nodes that cannot be taken, told by the operator alone: cheap, asked once."""
+        ...
+
+    def examine(self, segment: Segment) -> Mapping[str, str]:
+        """Nodes of an engine segment that the compiler's own parser refuses; empty when it takes all."""
+        ...

@@ -1,0 +1,64 @@
+"""Is a request inside the declared ranges? An engine would fail obscurely, or not at all and be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from builder.errors import RequestError
+from builder.runtime.values import Value, dtype_of
+from builder.types import Range, TensorSpec
+
+__all__ = ["check_request"]
+
+
+def check_request(inputs: Sequence[TensorSpec], request: Mapping[str, Value]) -> None:
+    """Check names, dtypes, ranks, sizes, and that dimensions of one name have one size.
+
+    Raises:
+        RequestError: naming the input, the dimension, the size and the range.
+    """
+    names = [spec.name for spec in inputs]
+    missing = [n for n in names if n not in request]
+    extra = [n for n in request if n not in names]
+    if missing or extra:
+        said = [f"{n!r} is missing" for n in missing] + [f"{n!r} is not an input" for n in extra]
+        raise RequestError(f"{'; '.join(said)}", fix=f"the model takes {', '.join(map(str, inputs))}")
+    sizes: dict[str, tuple[int, str]] = {}
+    for spec in inputs:
+        value = request[spec.name]
+        _check_tensor(spec, value)
+        for axis, (size, dim) in enumerate(zip(value.shape, spec.dims, strict=True)):
+            _check_size(spec, axis, int(size), dim)
+            if dim.name is None:
+                continue
+            here = f"dimension {axis} of input {spec.name!r}"
+            known, there = sizes.setdefault(dim.name, (int(size), here))
+            if known != size:
+                raise RequestError(
+                    f"{here} is {size}, but {there} is {known}; both are {dim.name} and must be equal",
+                )
+
+
+def _check_tensor(spec: TensorSpec, value: Value) -> None:
+    if dtype_of(value) != spec.dtype:
+        raise RequestError(f"input {spec.name!r} has dtype {dtype_of(value)}, the model takes {spec.dtype}")
+    if len(value.shape) != len(spec.dims):
+        raise RequestError(
+            f"input {spec.name!r} has {len(value.shape)} dimensions (shape {list(value.shape)}), "
+            f"the model takes {len(spec.dims)}: {spec}",
+        )
+
+
+def _check_size(spec: TensorSpec, axis: int, size: int, dim: Range) -> None:
+    if size in dim:
+        return
+    label = f"dimension {axis} of input {spec.name!r}"
+    if dim.is_static:
+        raise RequestError(f"{label} is {size}, the model takes {dim.min}")
+    named = f" ({dim.name})" if dim.name else ""
+    if dim.multiple > 1 and dim.max is not None and dim.min <= size <= dim.max:
+        raise RequestError(f"{label}{named} is {size}, the model takes multiples of {dim.multiple}")
+    raise RequestError(
+        f"{label}{named} is {size}, outside the range {dim.min} to {dim.max} that the model was built for",
+        fix=f"send a size in the range, or build again with a wider range than {dim}",
+    )

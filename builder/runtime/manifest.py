@@ -1,0 +1,148 @@
+"""The manifest of a publication: what the runtime needs to run it, and what a person wants to know.
+
+Written as JSON into each version directory. The runtime and `inspect` read it; nothing else does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from builder.errors import RepositoryError
+from builder.types import Range, TensorSpec
+
+__all__ = ["MANIFEST_NAME", "SCHEMA", "FileDigest", "Manifest", "OutputSpec", "SegmentSpec"]
+
+MANIFEST_NAME = "manifest.json"
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSpec:
+    """One step of the model: which runner runs which artifact on which values.
+
+    Args:
+        name: the segment's name in the plan ("segment_0").
+        kind: "engine" or "fallback".
+        compiler: "onnxruntime", "tensorrt_rtx", ... or "torch" for a fallback segment.
+        artifact: path of the engine or `.pt2`, relative to the version directory.
+        inputs, outputs: tensors in the artifact's order, under the names of the plan's values.
+        key: the engine key; empty for a fallback segment.
+    """
+
+    name: str
+    kind: str
+    compiler: str
+    artifact: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """A model output and the value of the plan that it is."""
+
+    tensor: TensorSpec
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """Size in bytes and sha256 (hex) of one file of the publication."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything that one publication says of itself.
+
+    Args:
+        name: the model's name in the repository.
+        inputs: in the order of `forward`.
+        outputs: in the order that `forward` returns them.
+        segments: in an order in which they can run.
+        files: digest per path relative to the version directory, the manifest itself excluded.
+        versions: of the packages that built it ("torch": "2.13.0+cpu").
+        target: what the engines are valid for, per compiler.
+        verification: the report of the verify stage, as `VerificationReport.as_json` gives it;
+            {"verified": False, "reason": ...} where it could not run here.
+        settings: the settings of the build.
+        source: the model as the user named it.
+        command: the command line that built it.
+        built_at: UTC, ISO 8601.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    segments: tuple[SegmentSpec, ...]
+    files: Mapping[str, FileDigest] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    target: Mapping[str, Any] = field(default_factory=dict)
+    verification: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    command: str = ""
+    built_at: str = ""
+    schema: int = SCHEMA
+
+    def to_json(self) -> str:
+        """The manifest as indented JSON, with a trailing newline."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def read(cls, version_dir: Path) -> Manifest:
+        """Read the manifest of a version directory.
+
+        Raises:
+            RepositoryError: when it is missing, unreadable or of another schema.
+        """
+        path = version_dir / MANIFEST_NAME
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RepositoryError(
+                "this directory holds no manifest, so it was not written by triton-repo",
+                where=str(version_dir),
+                fix="name a version directory such as model_repo/NAME/1",
+            ) from None
+        except (OSError, ValueError) as error:
+            raise RepositoryError(f"the manifest cannot be read: {error}", where=str(path), fix="build again") from None
+        if data.get("schema") != SCHEMA:
+            raise RepositoryError(
+                f"the manifest has schema {data.get('schema')!r}, this version reads {SCHEMA}",
+                where=str(path),
+                fix="use the triton-repo-builder that built it, or build again",
+            )
+        try:
+            return cls._from_data(data)
+        except (KeyError, TypeError) as error:
+            raise RepositoryError(f"the manifest is incomplete: {error}", where=str(path), fix="build again") from None
+
+    @classmethod
+    def _from_data(cls, data: dict[str, Any]) -> Manifest:
+        known = {f.name for f in dataclasses.fields(cls)}
+        plain = {k: v for k, v in data.items() if k in known}
+        plain["inputs"] = _tensors(data["inputs"])
+        plain["outputs"] = tuple(OutputSpec(_tensor(o["tensor"]), o["value"]) for o in data["outputs"])
+        plain["segments"] = tuple(
+            SegmentSpec(**{**s, "inputs": _tensors(s["inputs"]), "outputs": _tensors(s["outputs"])})
+            for s in data["segments"]
+        )
+        plain["files"] = {path: FileDigest(**digest) for path, digest in data["files"].items()}
+        return cls(**plain)
+
+
+def _tensor(data: dict[str, Any]) -> TensorSpec:
+    return TensorSpec(data["name"], data["dtype"], tuple(Range(**d) for d in data["dims"]))
+
+
+def _tensors(data: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(_tensor(t) for t in data)

@@ -1,0 +1,66 @@
+"""Run a compiled model in-process: the same code verifies a build and serves it in Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from builder.runtime.check import check_request
+from builder.runtime.manifest import Manifest
+from builder.runtime.runners import load_runner
+from builder.runtime.values import Value
+
+__all__ = ["RuntimeModel"]
+
+
+class RuntimeModel:
+    """A publication, loaded.
+
+    Args:
+        directory: the version directory.
+        manifest: read from the directory unless given.
+        device: "cpu" or "cuda:N".
+        threads: CPU threads for one operator; None leaves it to the libraries.
+    Raises:
+        RepositoryError: when the manifest cannot be read.
+        CompileError: when an artifact cannot be loaded here.
+    """
+
+    def __init__(
+        self, directory: Path, *, manifest: Manifest | None = None, device: str = "cpu", threads: int | None = None
+    ) -> None:
+        self.manifest = manifest or Manifest.read(directory)
+        self._steps = [
+            (segment, load_runner(segment, directory, device=device, threads=threads))
+            for segment in self.manifest.segments
+        ]
+        self._last_use = _last_uses(self.manifest)
+
+    def __call__(self, request: Mapping[str, Value]) -> dict[str, Value]:
+        """Outputs by name for inputs by name.
+
+        Raises:
+            RequestError: when a name, dtype, rank or size does not fit the model.
+        """
+        check_request(self.manifest.inputs, request)
+        values = dict(request)
+        for index, (segment, runner) in enumerate(self._steps):
+            results = runner.run([values[t.name] for t in segment.inputs])
+            values.update(zip((t.name for t in segment.outputs), results, strict=True))
+            for name in self._last_use.get(index, ()):
+                del values[name]
+        return {o.tensor.name: values[o.value] for o in self.manifest.outputs}
+
+
+def _last_uses(manifest: Manifest) -> dict[int, list[str]]:
+    """Values that no later segment needs, by the segment after which they can go."""
+    kept = {o.value for o in manifest.outputs}
+    last: dict[str, int] = {}
+    for index, segment in enumerate(manifest.segments):
+        for tensor in (*segment.inputs, *segment.outputs):
+            last[tensor.name] = index
+    uses: dict[int, list[str]] = {}
+    for name, index in last.items():
+        if name not in kept:
+            uses.setdefault(index, []).append(name)
+    return uses

@@ -1,0 +1,86 @@
+"""The bridge between Triton's Python backend and a runtime model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from builder.errors import BuilderError
+from builder.runtime.manifest import Manifest
+from builder.runtime.model import RuntimeModel
+from builder.runtime.values import Value, to_numpy
+from builder.types import TensorSpec
+
+__all__ = ["TritonModel"]
+
+
+class TritonModel:
+    """What `TritonPythonModel` in a written `model.py` delegates to.
+
+    Args:
+        directory: the version directory.
+        utils: `triton_python_backend_utils`, which exists only inside the server.
+        config: the model configuration as the server gives it.
+        kind, device_id: of this instance. KIND_GPU places nothing by itself.
+    """
+
+    def __init__(self, directory: Path, utils: Any, config: Mapping[str, Any], *, kind: str, device_id: str) -> None:
+        self._utils = utils
+        self._manifest = Manifest.read(directory)
+        instances = sum(int(group.get("count", 1)) for group in config.get("instance_group", ())) or 1
+        self._model = RuntimeModel(
+            directory,
+            manifest=self._manifest,
+            device=f"cuda:{device_id}" if kind == "GPU" else "cpu",
+            threads=_threads(instances),
+        )
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """One response per request; a request that does not fit the model gets an error, the others their answer."""
+        return [self._respond(request) for request in requests]
+
+    def _respond(self, request: Any) -> Any:
+        utils = self._utils
+        try:
+            outputs = self._model({spec.name: self._input(request, spec) for spec in self._manifest.inputs})
+            wanted = set(request.requested_output_names())
+            tensors = [
+                self._output(o.tensor, outputs[o.tensor.name])
+                for o in self._manifest.outputs
+                if not wanted or o.tensor.name in wanted
+            ]
+            return utils.InferenceResponse(output_tensors=tensors)
+        except BuilderError as error:
+            return utils.InferenceResponse(output_tensors=[], error=utils.TritonError(str(error)))
+
+    def _input(self, request: Any, spec: TensorSpec) -> Value:
+        tensor = self._utils.get_input_tensor_by_name(request, spec.name)
+        value: Value
+        if tensor.is_cpu() and spec.dtype != "bfloat16":
+            value = tensor.as_numpy()
+        else:
+            import torch
+
+            value = torch.from_dlpack(tensor.to_dlpack())
+        # Triton cannot declare a scalar, so it travels as one element.
+        return value.reshape(()) if not spec.dims and tuple(value.shape) == (1,) else value
+
+    def _output(self, spec: TensorSpec, value: Value) -> Any:
+        if not spec.dims:
+            value = value.reshape(1)
+        if isinstance(value, np.ndarray) or (spec.dtype != "bfloat16" and value.device.type == "cpu"):
+            return self._utils.Tensor(spec.name, to_numpy(value))
+        import torch
+
+        return self._utils.Tensor.from_dlpack(spec.name, torch.utils.dlpack.to_dlpack(value.contiguous()))
+
+
+def _threads(instances: int) -> int | None:
+    """CPU threads for each instance: they share the machine's cores, and more threads than cores are slower."""
+    import os
+
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, available // instances) if instances > 1 else None

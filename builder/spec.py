@@ -1,0 +1,198 @@
+"""`BuildSpec`: what to build, from a TOML file, from the command line, or both."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from builder.errors import SpecError
+from builder.inputs import Input, parse_input
+from builder.settings import Settings
+from builder.triton_options import TritonOptions
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["BuildSpec", "example_specs", "find_spec", "validated"]
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+
+
+class _File(BaseModel):
+    """A spec file, table by table."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    class Model(BaseModel):
+        model_config = ConfigDict(frozen=True, extra="forbid")
+
+        source: str
+        name: str | None = Field(default=None, pattern=_NAME)
+        arguments: dict[str, Any] = {}
+
+    model: Model
+    inputs: dict[str, str] = {}
+    outputs: tuple[str, ...] | None = None
+    settings: Settings = Settings()
+    triton: TritonOptions = TritonOptions()
+
+
+class BuildSpec(BaseModel):
+    """Everything that a build depends on besides the target.
+
+    Args:
+        name: the model's name in the repository.
+        source: of the model, as `builder.models` takes it.
+        arguments: keyword arguments for the source's callable.
+        base: the directory that relative paths in `source` start from.
+        inputs: None takes those that the source suggests.
+        outputs: names for the outputs, in order.
+        settings, triton: as the tables of the same name in a spec file.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: str = Field(pattern=_NAME)
+    source: str
+    arguments: dict[str, Any] = {}
+    base: Path
+    inputs: tuple[Input, ...] | None = None
+    outputs: tuple[str, ...] | None = None
+    settings: Settings = Settings()
+    triton: TritonOptions = TritonOptions()
+
+
+def find_spec(
+    model: str,
+    *,
+    name: str | None = None,
+    inputs: Sequence[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+) -> BuildSpec:
+    """The spec that MODEL stands for, with the command line's options over it.
+
+    Args:
+        model: a spec's name or file, or a source of a model.
+        name: of the model in the repository, instead of the spec's or the source's.
+        inputs: as text; each replaces the spec's input of that name, unnamed ones replace all.
+        overrides: settings that were given on the command line.
+    Raises:
+        SpecError: when there is no such model, or a key or value is wrong; names its place.
+    """
+    path = _spec_file(model)
+    if path is not None:
+        file = _read(path)
+        spec = {
+            "name": file.model.name or path.stem,
+            "source": file.model.source,
+            "arguments": file.model.arguments,
+            "base": path.parent,
+            "inputs": tuple(parse_input(t, name=n, where=f"{path}: inputs.{n}") for n, t in file.inputs.items()) or None,
+            "outputs": file.outputs,
+            "settings": file.settings,
+            "triton": file.triton,
+        }
+    else:
+        _plausible(model)
+        spec = {"name": _default_name(model), "source": model, "base": Path.cwd()}
+    if name is not None:
+        spec["name"] = name
+    if inputs:
+        spec["inputs"] = _overridden(spec.get("inputs"), [parse_input(t) for t in inputs])
+    if overrides:
+        settings = spec.get("settings", Settings())
+        spec["settings"] = validated(Settings, {**settings.model_dump(), **overrides}, "the command line")
+    return validated(BuildSpec, spec, str(path or model))
+
+
+def _overridden(old: tuple[Input, ...] | None, new: list[Input]) -> tuple[Input, ...]:
+    if old is None or any(i.name is None for i in new):
+        return tuple(new)
+    named = {i.name: i for i in new}
+    kept = [named.pop(i.name, i) for i in old]
+    return (*kept, *named.values())
+
+
+def example_specs() -> dict[str, Path]:
+    """The specs in `examples/`, of the working directory and of the source tree, by name."""
+    places = (Path.cwd() / "examples", Path(__file__).resolve().parent.parent / "examples")
+    return {p.stem: p for place in reversed(places) if place.is_dir() for p in sorted(place.glob("*.toml"))}
+
+
+def _spec_file(model: str) -> Path | None:
+    if model.endswith(".toml"):
+        if not Path(model).is_file():
+            raise SpecError(f"there is no spec file {model!r}", fix=_known(Path(model).stem))
+        return Path(model)
+    return example_specs().get(model)
+
+
+def _plausible(model: str) -> None:
+    if ":" not in model and not model.endswith(".pt2"):
+        from builder.models import FORMS
+
+        raise SpecError(f"there is no model {model!r}", fix=f"{_known(model)}\n{FORMS}")
+
+
+def _known(name: str) -> str:
+    known = example_specs()
+    close = difflib.get_close_matches(name, known, n=1)
+    return (f"did you mean {close[0]!r}? " if close else "") + f"specs here: {', '.join(known) or 'none'}"
+
+
+def _default_name(source: str) -> str:
+    text = source.removesuffix(".pt2").replace("\\", "/").rstrip("/")
+    text = text.rpartition(":")[2] if ":" in text else text
+    text = text.rpartition("/")[2]
+    return "".join(c if c.isalnum() or c in "_-" else "_" for c in text).strip("_-") or "model"
+
+
+def _read(path: Path) -> _File:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"the spec file cannot be read: {error.strerror}", where=str(path)) from error
+    except ValueError as error:
+        raise SpecError(f"the spec file is not valid TOML: {error}", where=str(path)) from error
+    return validated(_File, data, str(path))
+
+
+def validated(model: type[Any], data: Mapping[str, Any], where: str) -> Any:
+    """A pydantic model of the data; its errors as one SpecError that names each key's place and value.
+
+    Raises:
+        SpecError: when a key is unknown or a value is wrong.
+    """
+    try:
+        return model.model_validate(dict(data))
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    lines, fixes = [], []
+    for problem in problems:
+        place = ".".join(map(str, problem["loc"]))
+        if problem["type"] == "extra_forbidden":
+            known = _fields_at(model, problem["loc"][:-1])
+            close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
+            lines.append(f"unknown key {place}")
+            fixes.append(f"did you mean {close[0]!r}?" if close else f"the keys here are {', '.join(known)}")
+        elif problem["type"] == "missing":
+            lines.append(f"{place} is missing")
+        else:
+            lines.append(f"{place} = {problem['input']!r}: {problem['msg'].lower()}")
+    raise SpecError("; ".join(lines), where=where, fix="\n".join(dict.fromkeys(fixes)) or None)
+
+
+def _fields_at(model: type[Any], place: tuple[Any, ...]) -> list[str]:
+    for part in place:
+        field = getattr(model, "model_fields", {}).get(part)
+        if field is None or not hasattr(field.annotation, "model_fields"):
+            return []
+        model = field.annotation
+    return list(getattr(model, "model_fields", {}))

@@ -1,0 +1,113 @@
+"""Frozen values that several stages hand to each other. Imports nothing of ours."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+__all__ = ["DTYPES", "INT32_MAX", "DType", "Range", "SymbolName", "TensorSpec", "canonical_dtype"]
+
+SymbolName: TypeAlias = str
+
+INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """One element type under the names that PyTorch, numpy and Triton give it.
+
+    Source: "Datatypes" in Triton's model configuration guide. numpy has no bfloat16, hence None.
+    """
+
+    name: str
+    triton: str
+    wire: str
+    numpy: str | None
+    floating: bool = False
+
+
+DTYPES: dict[str, DType] = {
+    d.name: d
+    for d in (
+        DType("float64", "TYPE_FP64", "FP64", "float64", True),
+        DType("float32", "TYPE_FP32", "FP32", "float32", True),
+        DType("float16", "TYPE_FP16", "FP16", "float16", True),
+        DType("bfloat16", "TYPE_BF16", "BF16", None, True),
+        DType("int64", "TYPE_INT64", "INT64", "int64"),
+        DType("int32", "TYPE_INT32", "INT32", "int32"),
+        DType("int16", "TYPE_INT16", "INT16", "int16"),
+        DType("int8", "TYPE_INT8", "INT8", "int8"),
+        DType("uint8", "TYPE_UINT8", "UINT8", "uint8"),
+        DType("bool", "TYPE_BOOL", "BOOL", "bool"),
+    )
+}
+
+_ALIASES = {
+    "fp64": "float64",
+    "double": "float64",
+    "fp32": "float32",
+    "float": "float32",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "long": "int64",
+    "int": "int32",
+    "short": "int16",
+    "char": "int8",
+    "byte": "uint8",
+}
+
+
+def canonical_dtype(dtype: object) -> str | None:
+    """The PyTorch name ("float32") of a `torch.dtype`, numpy dtype or string; None if unknown."""
+    text = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None) or str(dtype)
+    text = re.sub(r"^(torch|numpy|np)\.", "", text.strip()).lower()
+    text = _ALIASES.get(text, text)
+    return text if text in DTYPES else None
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Inclusive sizes (min, opt, max) of one dimension; equal names mean equal sizes.
+
+    Every size is a multiple of `multiple`. `max` is None only for an output whose size depends on
+    the data and has no known bound.
+    """
+
+    min: int
+    opt: int
+    max: int | None
+    name: SymbolName | None = None
+    multiple: int = 1
+
+    @property
+    def is_static(self) -> bool:
+        return self.min == self.max
+
+    def __contains__(self, size: int) -> bool:
+        return self.min <= size and (self.max is None or size <= self.max) and size % self.multiple == 0
+
+    def __str__(self) -> str:
+        if self.is_static:
+            return str(self.min)
+        text = f"{self.min}:{self.opt}:{'?' if self.max is None else self.max}"
+        if self.multiple > 1:
+            text += f"%{self.multiple}"
+        return f"{self.name}={text}" if self.name else text
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, dtype and one range per dimension of a tensor at the edge of a model or segment."""
+
+    name: str
+    dtype: str
+    dims: tuple[Range, ...]
+
+    def shape(self, point: str) -> tuple[int, ...]:
+        """The shape at "min", "opt" or "max"."""
+        return tuple(getattr(d, point) for d in self.dims)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.dims))}]"

@@ -1,0 +1,203 @@
+"""Compare the outputs of a compiled model with those of eager PyTorch, over the whole range."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from builder.errors import RequestError, VerificationError
+from builder.export import ExportedModel
+from builder.runtime.model import RuntimeModel
+from builder.runtime.values import Value, to_numpy, to_torch
+from builder.settings import VerifySettings
+from builder.types import DTYPES
+from builder.verify.samples import Point, make_tensors, points
+
+__all__ = ["Difference", "OutputError", "VerificationReport", "compare_outputs", "compare_tensors", "request_of", "verify_model"]
+
+# Relative to the largest magnitude of an output. float32 leaves room for another order of summation.
+_RTOL = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2, "bfloat16": 4e-2}
+_ATOL = {"float64": 1e-9, "float32": 1e-6, "float16": 1e-4, "bfloat16": 1e-3}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far one tensor is from another.
+
+    Args:
+        absolute: largest absolute difference.
+        relative: the same, divided by the largest magnitude of the reference.
+        problem: why it is too far, empty when it is not.
+    """
+
+    absolute: float
+    relative: float
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputError:
+    """The worst difference of one output over all points, and where it was."""
+
+    output: str
+    absolute: float
+    relative: float
+    point: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationReport:
+    """What was compared, and the worst of it.
+
+    Args:
+        verified: whether the compiled model ran and was compared; False with a reason where it cannot run here.
+        points: how many sets of sizes were tried.
+        outputs: the worst error of each output.
+        reason: why it was not verified.
+    """
+
+    verified: bool
+    points: int = 0
+    outputs: tuple[OutputError, ...] = ()
+    reason: str = ""
+
+    @property
+    def worst(self) -> OutputError | None:
+        """The output with the largest relative error."""
+        return max(self.outputs, key=lambda o: o.relative, default=None)
+
+    def as_json(self) -> dict[str, Any]:
+        """As it is kept in the manifest."""
+        return dataclasses.asdict(self)
+
+
+def verify_model(
+    model: ExportedModel,
+    compiled: RuntimeModel,
+    settings: VerifySettings,
+    on_point: Callable[[int, Point], None] = lambda count, point: None,
+) -> VerificationReport:
+    """Run both at all corners of the ranges and at random points.
+
+    Raises:
+        VerificationError: at the first point at which an output is too far off; names the output,
+            the sizes and the error.
+    """
+    worst: dict[str, OutputError] = {}
+    count = 0
+    for point in points(
+        model.inputs, max_corners=settings.max_corners, random_count=settings.random_points, seed=settings.seed
+    ):
+        tensors = make_tensors(model.inputs, point, settings.seed + count)
+        on_point(count, point)
+        expected = dict(zip(model.output_names, _eager(model, tensors, point), strict=True))
+        actual = _compiled(compiled, request_of(model, tensors), point)
+        for name, difference in compare_outputs(expected, actual, settings, str(point)).items():
+            if name not in worst or difference.relative >= worst[name].relative:
+                worst[name] = OutputError(name, difference.absolute, difference.relative, str(point))
+        count += 1
+    return VerificationReport(True, count, tuple(worst.values()))
+
+
+def request_of(model: ExportedModel, tensors: Sequence[torch.Tensor]) -> dict[str, Value]:
+    """Tensors as the runtime takes them: by name, numpy where numpy has the dtype."""
+    return {
+        item.name or "": to_numpy(t) if DTYPES[item.dtype].numpy else t
+        for item, t in zip(model.inputs, tensors, strict=True)
+    }
+
+
+def _eager(model: ExportedModel, tensors: Sequence[torch.Tensor], point: Point) -> list[torch.Tensor]:
+    try:
+        return model.call_eager(tensors)
+    except Exception as error:
+        raise VerificationError(
+            f"eager PyTorch fails inside the declared range: {type(error).__name__}: {error}",
+            where=f"at {point}",
+            fix="narrow the range, or give the inputs a value range (in LOW..HIGH) that the model takes",
+        ) from error
+
+
+def _compiled(compiled: RuntimeModel, request: Mapping[str, Value], point: Point) -> dict[str, Value]:
+    try:
+        return compiled(request)
+    except RequestError:
+        raise
+    except Exception as error:
+        raise VerificationError(
+            f"the compiled model fails inside the declared range: {type(error).__name__}: {str(error)[:400]}",
+            where=f"at {point}",
+            fix="exclude the operator with torch_executed_ops, or narrow the range to sizes that work",
+        ) from error
+
+
+def compare_outputs(
+    expected: Mapping[str, torch.Tensor], actual: Mapping[str, Value], settings: VerifySettings, where: str
+) -> dict[str, Difference]:
+    """The difference of each output.
+
+    Args:
+        expected, actual: by output name.
+        settings: the tolerances.
+        where: the sizes, for the error.
+    Raises:
+        VerificationError: when a tolerance is exceeded, or a shape or dtype differs.
+    """
+    differences = {}
+    for name, reference in expected.items():
+        difference = compare_tensors(reference, to_torch(actual[name]), settings)
+        if difference.problem:
+            raise VerificationError(
+                f"output {name!r} differs from eager PyTorch: {difference.problem}",
+                where=f"at {where}",
+                fix="exclude a suspect operator with torch_executed_ops, or, if the error is acceptable, "
+                "raise rtol under [settings.verify]",
+            )
+        differences[name] = difference
+    return differences
+
+
+def compare_tensors(expected: torch.Tensor, actual: torch.Tensor, settings: VerifySettings) -> Difference:
+    """The difference of two tensors by the tolerance for their dtype; integers and booleans must be equal.
+
+    An infinity or NaN must stand at the same place in both.
+    """
+    actual = actual.cpu()
+    if actual.dtype != expected.dtype or actual.shape != expected.shape:
+        return Difference(
+            math.inf,
+            math.inf,
+            f"it is {_described(actual)}, eager PyTorch gives {_described(expected)}",
+        )
+    if not expected.dtype.is_floating_point:
+        unequal = int((expected != actual).sum())
+        return Difference(float(unequal), float(unequal), f"{unequal} elements are not equal" if unequal else "")
+    dtype = str(expected.dtype).removeprefix("torch.")
+    rtol = _RTOL[dtype] if settings.rtol is None else settings.rtol
+    atol = _ATOL[dtype] if settings.atol is None else settings.atol
+    reference, value = expected.double(), actual.double()
+    finite = reference.isfinite()
+    same_odd = torch.equal(finite, value.isfinite()) and torch.equal(
+        reference[~finite].nan_to_num(), value[~finite].nan_to_num()
+    )
+    if not same_odd:
+        return Difference(math.inf, math.inf, "infinities or NaNs stand at other places")
+    if not finite.any():
+        return Difference(0.0, 0.0)
+    absolute = float((reference[finite] - value[finite]).abs().max())
+    magnitude = float(reference[finite].abs().max())
+    relative = absolute / magnitude if magnitude else (math.inf if absolute else 0.0)
+    if absolute > atol + rtol * magnitude:
+        return Difference(
+            absolute, relative, f"relative error {relative:.2e} (absolute {absolute:.2e}), allowed {rtol:.0e}"
+        )
+    return Difference(absolute, relative if math.isfinite(relative) else 0.0)
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -1,0 +1,114 @@
+"""In-range inputs: which sizes to try, and tensors of those sizes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from builder.inputs import Input
+from builder.types import DTYPES, Range, SymbolName
+
+__all__ = ["Point", "corner_points", "make_tensors", "opt_point", "points", "random_points"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One size for each dynamic dimension, by the name of the dimension."""
+
+    sizes: Mapping[SymbolName, int]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={size}" for name, size in self.sizes.items()) or "static"
+
+
+def _dynamic(inputs: Sequence[Input]) -> dict[SymbolName, Range]:
+    """Each dynamic dimension once; one without a name is called by its input and axis."""
+    found: dict[SymbolName, Range] = {}
+    for item in inputs:
+        for axis, dim in enumerate(item.dims):
+            if not dim.is_static:
+                found.setdefault(_label(item, axis, dim), dim)
+    return found
+
+
+def _label(item: Input, axis: int, dim: Range) -> SymbolName:
+    return dim.name or f"{item.name}[{axis}]"
+
+
+def opt_point(inputs: Sequence[Input]) -> Point:
+    """Every dimension at its opt."""
+    return Point({name: dim.opt for name, dim in _dynamic(inputs).items()})
+
+
+def corner_points(inputs: Sequence[Input], limit: int) -> list[Point]:
+    """Every combination of min, opt and max; a spread of them where there are more than `limit`.
+
+    A spread keeps all-min, all-opt and all-max, and each dimension alone at its min and max.
+    """
+    dims = _dynamic(inputs)
+    choices = {name: sorted({d.min, d.opt, _high(d)}) for name, d in dims.items()}
+    total = 1
+    for sizes in choices.values():
+        total *= len(sizes)
+    if total <= limit:
+        return [Point(dict(zip(dims, sizes, strict=True))) for sizes in itertools.product(*choices.values())]
+    opt = {name: d.opt for name, d in dims.items()}
+    spread = [opt, {n: d.min for n, d in dims.items()}, {n: _high(d) for n, d in dims.items()}]
+    spread += [{**opt, name: size} for name, sizes in choices.items() for size in sizes]
+    unique = {tuple(sizes.items()): Point(sizes) for sizes in spread}
+    return list(unique.values())[:limit]
+
+
+def random_points(inputs: Sequence[Input], count: int, seed: int) -> list[Point]:
+    """Sizes drawn uniformly from the ranges."""
+    dims = _dynamic(inputs)
+    if not dims:
+        return []
+    generator = random.Random(seed)
+    return [
+        Point({n: generator.randrange(d.min, _high(d) + 1, d.multiple) for n, d in dims.items()}) for _ in range(count)
+    ]
+
+
+def points(inputs: Sequence[Input], *, max_corners: int, random_count: int, seed: int) -> Iterator[Point]:
+    """Corners, then random points, each once."""
+    seen = set()
+    for point in (*corner_points(inputs, max_corners), *random_points(inputs, random_count, seed)):
+        key = tuple(point.sizes.items())
+        if key not in seen:
+            seen.add(key)
+            yield point
+
+
+def make_tensors(inputs: Sequence[Input], point: Point, seed: int) -> list[torch.Tensor]:
+    """Random tensors of the sizes of a point, in the order of the inputs.
+
+    Floats are standard normal and integers 0 or 1, unless the input has a value range: then both
+    are uniform in it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return [_tensor(i, [_size(i, axis, d, point) for axis, d in enumerate(i.dims)], generator) for i in inputs]
+
+
+def _size(item: Input, axis: int, dim: Range, point: Point) -> int:
+    return dim.min if dim.is_static else point.sizes[_label(item, axis, dim)]
+
+
+def _high(dim: Range) -> int:
+    assert dim.max is not None, "an input's range is bounded"
+    return dim.max
+
+
+def _tensor(item: Input, shape: list[int], generator: torch.Generator) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, item.dtype)
+    if DTYPES[item.dtype].floating:
+        if item.value_range is None:
+            return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+        low, high = item.value_range
+        return (torch.rand(shape, generator=generator, dtype=torch.float64) * (high - low) + low).to(dtype)
+    bounds = item.value_range or (0, 1)
+    return torch.randint(int(bounds[0]), int(bounds[1]) + 1, shape, generator=generator).to(dtype)
