@@ -22,7 +22,8 @@ from builder.cache.store import EngineCache, Entry, cache_directory
 from builder.compilers.base import Compiler, CompilerSession
 from builder.compilers.registry import choose_compiler
 from builder.errors import CompileError, RepositoryError, SpecError
-from builder.export import ExportedModel, export_model, quiet_torch
+from builder.export import ExportedModel, export_model
+from builder.lowering.program import save_program
 from builder.models.loaded import LoadedModel
 from builder.models.sources import load_model
 from builder.partition.partitioner import partition
@@ -35,7 +36,6 @@ from builder.repository.templates import render
 from builder.runtime.manifest import Manifest, OutputSpec, SegmentSpec
 from builder.runtime.model import RuntimeModel
 from builder.spec import BuildSpec
-
 from builder.verify.compare import VerificationReport, verify_model
 from builder.verify.samples import Point, corner_points, make_tensors, opt_point
 
@@ -60,6 +60,7 @@ class CompiledSegment:
         artifact: the file that the runner opens, relative to the segment's directory.
         files: existing file per path relative to the segment's directory.
         key: the engine key, empty for a fallback segment.
+        size: bytes of all files.
         hit: whether the engine came from the cache; None for a fallback segment.
         seconds: what getting it took.
         saved_seconds: what compiling it had taken, on a hit.
@@ -69,15 +70,11 @@ class CompiledSegment:
     compiler: str
     artifact: str
     files: Mapping[str, Path]
-    key: str
-    hit: bool | None
+    size: int
     seconds: float
+    key: str = ""
+    hit: bool | None = None
     saved_seconds: float = 0.0
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return sum(p.stat().st_size for p in self.files.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +214,14 @@ def _work_directory() -> Iterator[Path]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RepositoryError(
-                "the disk is full", where=str(error.filename or tempfile.gettempdir()),
+                "the disk is full",
+                where=str(error.filename or tempfile.gettempdir()),
                 fix="free space, or point TMPDIR and --cache at a larger disk",
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise RepositoryError(
-                f"cannot write: {error.strerror}", where=str(error.filename or tempfile.gettempdir()),
+                f"cannot write: {error.strerror}",
+                where=str(error.filename or tempfile.gettempdir()),
                 fix="choose a directory that you may write to",
             ) from error
         raise
@@ -245,14 +244,16 @@ def _partition_and_compile(
         progress.stage("compile")
         compiled = []
         for index, segment in enumerate(split.segments):
-            progress.step(f"{segment.name} ({segment.kind}, {segment.operator_count} operators)", index, len(split.segments))
+            progress.step(
+                f"{segment.name} ({segment.kind}, {segment.operator_count} operators)", index, len(split.segments)
+            )
             try:
                 compiled.append(_compile(segment, compiler, session, store, work))
             except CompileError as error:
                 if spec.settings.require_full_compilation or segment.kind == "fallback":
                     raise
                 progress.warn(f"{segment.name} does not build and is left to PyTorch: {error.what}")
-                refused.update({node: f"its segment does not build: {error.what}" for node in segment.nodes})
+                refused.update(dict.fromkeys(segment.nodes, f"its segment does not build: {error.what}"))
                 break
         else:
             return split, compiled
@@ -264,10 +265,14 @@ def _compile(
     started = time.monotonic()
     if segment.kind == "fallback":
         path = work / f"{segment.name}.pt2"
-        with quiet_torch():
-            torch.export.save(segment.program, path)
+        save_program(segment, path)
         return CompiledSegment(
-            segment, "torch", _FALLBACK_FILE, {_FALLBACK_FILE: path}, "", None, time.monotonic() - started
+            segment,
+            "torch",
+            _FALLBACK_FILE,
+            {_FALLBACK_FILE: path},
+            size=path.stat().st_size,
+            seconds=time.monotonic() - started,
         )
     components = key_components(
         compiler=compiler.name,
@@ -284,10 +289,11 @@ def _compile(
         compiler.name,
         entry.artifact,
         {name: entry.files / name for name in entry.digests},
-        entry.key,
-        entry.hit,
-        time.monotonic() - started,
-        entry.build_seconds if entry.hit else 0.0,
+        size=entry.size,
+        seconds=time.monotonic() - started,
+        key=entry.key,
+        hit=entry.hit,
+        saved_seconds=entry.build_seconds if entry.hit else 0.0,
     )
 
 
@@ -349,7 +355,7 @@ def _verify(
     def told(count: int, point: Point) -> None:
         progress.step(str(point), count, 0)
 
-    return verify_model(exported, compiled, spec.settings.verify, told)
+    return verify_model(exported.eager, compiled, spec.settings.verify, told)
 
 
 def _warmup(exported: ExportedModel, spec: BuildSpec) -> tuple[WarmupSample, ...]:
@@ -393,5 +399,3 @@ def _versions() -> dict[str, str]:
 
 def _version() -> str:
     return importlib.metadata.version("triton-repo-builder")
-
-

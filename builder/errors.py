@@ -1,15 +1,15 @@
 """Every error that a user can meet.
 
-    BuilderError
-    ├── SpecError            a model name, a spec file, an input or a setting is wrong
-    ├── ExportError          the model cannot be exported as asked
-    ├── PartitionError       the graph cannot be split as asked
-    ├── CompileError         an engine compiler refused a segment
-    ├── CacheError           the engine cache cannot be used
-    ├── RepositoryError      the model repository cannot be written
-    ├── ServingError         a server cannot be started or reached
-    ├── VerificationError    the outputs differ from eager PyTorch
-    └── RequestError         a request does not fit the model (raised by the runtime)
+BuilderError
+├── SpecError            a model name, a spec file, an input or a setting is wrong
+├── ExportError          the model cannot be exported as asked
+├── PartitionError       the graph cannot be split as asked
+├── CompileError         an engine compiler refused a segment
+├── CacheError           the engine cache cannot be used
+├── RepositoryError      the model repository cannot be written
+├── ServingError         a server cannot be started or reached
+├── VerificationError    the outputs differ from eager PyTorch
+└── RequestError         a request does not fit the model (raised by the runtime)
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,42 +24,67 @@ from builder.errors import BuilderError, ExportError, SpecError
 from builder.inputs import Input, resolve_names
 from builder.types import Range, SymbolName
 
-__all__ = ["ExportedModel", "code_place", "export_model", "match_inputs", "quiet_torch"]
+__all__ = ["EagerModel", "ExportedModel", "code_place", "export_model", "match_inputs", "quiet_torch"]
 
 _PACKAGE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 
 
 @dataclass(frozen=True, slots=True)
-class ExportedModel:
-    """An exported program and how its edges are called.
+class EagerModel:
+    """A module and how it is called: the reference that a compiled model is compared with.
 
     Args:
-        module: the module in eval mode; what the compiled model is compared with.
-        program: its exported program, functional, with parameters lifted to inputs.
-        inputs: in the order of the program's user inputs, each with a name and known ranges.
-        output_names: one per user output of the program.
-        keywords: whether `forward` takes the inputs by keyword (else by position).
+        module: in eval mode.
+        inputs: in the order of `forward`, each with a name and known ranges.
+        keywords: whether `forward` takes them by keyword (else by position).
+        output_names: one per output tensor, in the order in which `forward` returns them.
+    """
+
+    module: torch.nn.Module
+    inputs: tuple[Input, ...]
+    keywords: bool
+    output_names: tuple[str, ...]
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Outputs by name, for tensors in the order of the inputs."""
+        with torch.inference_mode():
+            result = _call(self.module, self.inputs, self.keywords, tensors)
+        leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        return dict(zip(self.output_names, leaves, strict=True))
+
+
+def _call(module: torch.nn.Module, inputs: Sequence[Input], keywords: bool, tensors: Sequence[torch.Tensor]) -> Any:
+    if keywords:
+        return module(**dict(zip((i.name or "" for i in inputs), tensors, strict=True)))
+    return module(*tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedModel:
+    """An exported program, and the eager model that it was made of.
+
+    Args:
+        eager: the reference; its inputs are in the order of the program's user inputs.
+        program: functional, with parameters lifted to inputs.
         symbols: the range of each sympy symbol that stands for a declared dimension.
         notes: what the user should know but need not act on.
     """
 
-    module: torch.nn.Module
+    eager: EagerModel
     program: ExportedProgram
-    inputs: tuple[Input, ...]
-    output_names: tuple[str, ...]
-    keywords: bool
     symbols: Mapping[SymbolName, Range]
     notes: tuple[str, ...] = ()
 
-    def call_eager(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Outputs of the eager module, flattened in the order of `output_names`."""
-        with torch.inference_mode():
-            if self.keywords:
-                result = self.module(**dict(zip((i.name or "" for i in self.inputs), tensors, strict=True)))
-            else:
-                result = self.module(*tensors)
-        return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """The inputs of the eager model."""
+        return self.eager.inputs
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of its outputs."""
+        return self.eager.output_names
 
 
 def export_model(
@@ -84,6 +109,7 @@ def export_model(
     ordered, keywords = match_inputs(module, resolve_names(inputs))
     program = _export(module, ordered, keywords)
     _refuse_mutation(program)
+    _check_runs(module, ordered, keywords)
     placeholders = _user_placeholders(program)
     if len(placeholders) != len(ordered):
         raise ExportError(
@@ -94,11 +120,8 @@ def export_model(
         if not any(True for _ in node.users):
             notes.append(f"the model does not use its input {item.name!r}")
     return ExportedModel(
-        module=module,
+        eager=EagerModel(module, ordered, keywords, _name_outputs(program, output_names)),
         program=program,
-        inputs=ordered,
-        output_names=_name_outputs(program, output_names),
-        keywords=keywords,
         symbols=_symbols(placeholders, ordered),
         notes=tuple(notes),
     )
@@ -128,16 +151,15 @@ def match_inputs(module: torch.nn.Module, inputs: Sequence[Input]) -> tuple[tupl
     return tuple(given[p.name] for p in named if p.name in given), keywords
 
 
-def _by_parameter(
-    parameters: Sequence[inspect.Parameter], inputs: Sequence[Input], where: str
-) -> dict[str, Input]:
+def _by_parameter(parameters: Sequence[inspect.Parameter], inputs: Sequence[Input], where: str) -> dict[str, Input]:
     names = [p.name for p in parameters]
     given: dict[str, Input] = {}
     for position, item in enumerate(inputs):
         if item.name is None:
             if position >= len(names):
                 raise SpecError(
-                    f"{len(inputs)} inputs are given, but `forward` takes {len(names)}", where=where,
+                    f"{len(inputs)} inputs are given, but `forward` takes {len(names)}",
+                    where=where,
                     fix="give one input per tensor parameter",
                 )
             item = item.with_name(names[position])
@@ -171,7 +193,9 @@ def _trace_sizes(inputs: Sequence[Input]) -> dict[SymbolName, int]:
             continue
         assert dim.max is not None
         low = max(dim.min, 2 * dim.multiple) if dim.max >= 2 * dim.multiple else dim.min
-        around = sorted(range(low, min(dim.max, low + 4096 * dim.multiple) + 1, dim.multiple), key=lambda s: abs(s - dim.opt))
+        around = sorted(
+            range(low, min(dim.max, low + 4096 * dim.multiple) + 1, dim.multiple), key=lambda s: abs(s - dim.opt)
+        )
         sizes[name] = next((s for s in around if s not in taken), around[0])
         taken.add(sizes[name])
     return sizes
@@ -191,8 +215,9 @@ def _dim_name(item: Input, axis: int, dim: Range) -> SymbolName:
 def _examples(inputs: Sequence[Input], sizes: Mapping[SymbolName, int]) -> list[torch.Tensor]:
     # Distinct tensors, since torch.export takes one tensor passed twice for one input.
     return [
-        torch.zeros(
+        torch.full(
             [d.min if d.is_static else sizes[_dim_name(i, axis, d)] for axis, d in enumerate(i.dims)],
+            i.value_range[0] if i.value_range else 0,
             dtype=getattr(torch, i.dtype),
         )
         for i in inputs
@@ -211,9 +236,7 @@ def _dynamic_shapes(inputs: Sequence[Input]) -> list[dict[int, Any]]:
             dims[name] = dim.multiple * base
         else:
             dims[name] = Dim(name, min=dim.min, max=dim.max)
-    return [
-        {axis: dims[_dim_name(i, axis, d)] for axis, d in enumerate(i.dims) if not d.is_static} for i in inputs
-    ]
+    return [{axis: dims[_dim_name(i, axis, d)] for axis, d in enumerate(i.dims) if not d.is_static} for i in inputs]
 
 
 def _export(module: torch.nn.Module, inputs: Sequence[Input], keywords: bool) -> ExportedProgram:
@@ -243,7 +266,8 @@ def _torch_export(
             program = torch.export.export(
                 module, tuple(tensors), dynamic_shapes=_positional(module, shapes), strict=False
             )
-        return program.run_decompositions({})
+        functional: ExportedProgram = program.run_decompositions({})
+        return functional
 
 
 def _positional(module: torch.nn.Module, shapes: list[dict[int, Any]]) -> Any:
@@ -355,7 +379,9 @@ def _key_text(key: Any) -> str:
 
 # --- what to say when torch.export refuses ---------------------------------------------------
 
-_SIZE_SOURCE = re.compile(r"L\['(?P<root>[^']+)'\](?:\[(?P<index>\d+)\])?(?:\['(?P<key>[^']+)'\])?\.size\(\)\[(?P<axis>\d+)\]")
+_SIZE_SOURCE = re.compile(
+    r"L\['(?P<root>[^']+)'\](?:\[(?P<index>\d+)\])?(?:\['(?P<key>[^']+)'\])?\.size\(\)\[(?P<axis>\d+)\]"
+)
 
 
 def _explained(
@@ -392,10 +418,7 @@ def _common_sizes(inputs: Sequence[Input]) -> dict[SymbolName, int]:
     """One size for every dynamic dimension, where a common one exists; else opt."""
     dims = [d for _, _, d in _dynamic(inputs)]
     low = max((max(d.min, 2) for d in dims), default=2)
-    return {
-        _dim_name(i, axis, d): low if low in d else d.opt
-        for i, axis, d in _dynamic(inputs)
-    }
+    return {_dim_name(i, axis, d): low if low in d else d.opt for i, axis, d in _dynamic(inputs)}
 
 
 def _equal_sizes(
@@ -433,7 +456,7 @@ def _observed_guards(found: list[_Guard]) -> Iterator[None]:
 
     def observed(self: Any, prefix: str, guard: Any, *args: Any, **kwargs: Any) -> Any:
         with contextlib.suppress(Exception):
-            symbols = getattr(guard, "free_symbols", frozenset())
+            symbols: Iterable[Any] = getattr(guard, "free_symbols", ())
             known = getattr(self, "var_to_sources", None) or getattr(self, "source_to_var", {})
             names = {s.name if isinstance(s.name, str) else s.name() for v in symbols for s in known.get(v, ())}
             place = _user_frame(traceback.extract_stack())
@@ -441,11 +464,11 @@ def _observed_guards(found: list[_Guard]) -> Iterator[None]:
                 found.append(_Guard(frozenset(names), place))
         return original(self, prefix, guard, *args, **kwargs)
 
-    ShapeEnv._log_guard = observed
+    setattr(ShapeEnv, "_log_guard", observed)  # noqa: B010
     try:
         yield
     finally:
-        ShapeEnv._log_guard = original
+        setattr(ShapeEnv, "_log_guard", original)  # noqa: B010
 
 
 def _user_frame(frames: Sequence[traceback.FrameSummary]) -> str | None:
@@ -490,25 +513,38 @@ def _shortened(error: BaseException) -> str:
 
 def _advice(text: str, module: torch.nn.Module, inputs: Sequence[Input], keywords: bool) -> str:
     if "data-dependent" in text:
-        return "the model branches on a value that is known only at run time; use torch.where, torch.cond or torch._check"
-    fails = _eager_failure(module, inputs, keywords)
-    if fails:
-        return f"the model fails in eager PyTorch too, with the same inputs: {fails}"
+        return (
+            "the model branches on a value that is known only at run time; use torch.where, torch.cond or torch._check"
+        )
+    failure = _eager_failure(module, inputs, keywords, "opt")
+    if failure is not None:
+        said = f"{type(failure).__name__}: {_shortened(failure)}"
+        return f"the model fails in eager PyTorch too, with the same inputs: {said}"
     return "change the named line so that torch.export can trace it; --debug shows torch's full message"
 
 
-def _eager_failure(module: torch.nn.Module, inputs: Sequence[Input], keywords: bool) -> str | None:
-    """The message of a plain forward pass at opt on zeros, so that a model that never worked is told apart."""
+def _eager_failure(
+    module: torch.nn.Module, inputs: Sequence[Input], keywords: bool, point: str
+) -> Exception | None:
+    """What a plain forward pass at "min" or "opt" raises, so that a model that never worked is told apart."""
+    sizes = {_dim_name(i, axis, d): getattr(d, point) for i, axis, d in _dynamic(inputs)}
     try:
-        tensors = [torch.zeros([d.opt for d in i.dims], dtype=getattr(torch, i.dtype)) for i in inputs]
-        with torch.no_grad():
-            if keywords:
-                module(**dict(zip([i.name or "" for i in inputs], tensors, strict=True)))
-            else:
-                module(*tensors)
+        with quiet_torch(), torch.no_grad():
+            _call(module, inputs, keywords, _examples(inputs, sizes))
     except Exception as error:
-        return f"{type(error).__name__}: {_shortened(error)}"
+        return error
     return None
+
+
+def _check_runs(module: torch.nn.Module, inputs: Sequence[Input], keywords: bool) -> None:
+    """Tracing does not notice every wrong dtype; one pass at the smallest sizes does."""
+    failure = _eager_failure(module, inputs, keywords, "min")
+    if failure is not None:
+        raise ExportError(
+            f"the model does not run with these inputs: {type(failure).__name__}: {_shortened(failure)}",
+            where=code_place(failure) or type(module).__name__,
+            fix="check dtypes, sizes and value ranges (in LOW..HIGH): " + "  ".join(f"'{i}'" for i in inputs),
+        ) from failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,7 +558,9 @@ def _constraint_error(text: str, inputs: Sequence[Input], guards: Sequence[_Guar
     fixes = text.partition("Suggested fixes:")[2].split("\n\n")[0].strip().splitlines()
     requirements = [r for r in (_requirement(f.strip(), by_name, fixes) for f in fixes) if r]
     if not requirements:
-        return ExportError(f"the model cannot take the whole range: {_shortened(Exception(text))}", fix="narrow the range")
+        return ExportError(
+            f"the model cannot take the whole range: {_shortened(Exception(text))}", fix="narrow the range"
+        )
     replaced: dict[SymbolName, str] = {}
     for requirement in requirements:
         replaced.update(requirement.instead)

@@ -73,9 +73,7 @@ class Input:
         dims = _named(label, dims, dim_names or {})
         known = canonical_dtype(dtype)
         if known is None:
-            raise SpecError(
-                f"{label} has the unknown dtype {dtype!r}", fix=f"use one of {', '.join(DTYPES)}"
-            )
+            raise SpecError(f"{label} has the unknown dtype {dtype!r}", fix=f"use one of {', '.join(DTYPES)}")
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "dtype", known)
         object.__setattr__(self, "dims", tuple(_checked(label, i, d) for i, d in enumerate(dims)))
@@ -172,7 +170,7 @@ def _checked(label: str, axis: int, dim: Range) -> Range:
         raise SpecError(f"{where}: min {low} is greater than opt {opt}", fix="order them min <= opt <= max")
     if opt > high:
         raise SpecError(f"{where}: opt {opt} is greater than max {high}", fix="order them min <= opt <= max")
-    for size in sizes:
+    for size in (low, opt, high):
         if dim.multiple < 1 or size % dim.multiple:
             raise SpecError(
                 f"{where}: the size {size} is not a multiple of {dim.multiple}",
@@ -183,9 +181,7 @@ def _checked(label: str, axis: int, dim: Range) -> Range:
     return dim
 
 
-def _checked_values(
-    label: str, dtype: str, value_range: tuple[float, float] | None
-) -> tuple[float, float] | None:
+def _checked_values(label: str, dtype: str, value_range: tuple[float, float] | None) -> tuple[float, float] | None:
     if value_range is None:
         return None
     low, high = value_range
@@ -283,7 +279,9 @@ def resolve_names(inputs: Sequence[Input]) -> tuple[Input, ...]:
                     where=f"{there}; {here}",
                     fix=f"give {dim.name!r} one range, or use two names",
                 )
-    return tuple(item.with_dims(_resolved(item, axis, d, declared) for axis, d in enumerate(item.dims)) for item in inputs)
+    return tuple(
+        item.with_dims(_resolved(item, axis, d, declared) for axis, d in enumerate(item.dims)) for item in inputs
+    )
 
 
 def _resolved(item: Input, axis: int, dim: Range, declared: dict[SymbolName, tuple[Range, str]]) -> Range:

@@ -6,7 +6,7 @@ import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -21,6 +21,8 @@ else:
     import tomli as tomllib
 
 __all__ = ["BuildSpec", "example_specs", "find_spec", "validated"]
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
@@ -74,7 +76,9 @@ def find_spec(
     *,
     name: str | None = None,
     inputs: Sequence[str] = (),
+    output_names: Sequence[str] | None = None,
     overrides: Mapping[str, Any] | None = None,
+    verify: Mapping[str, Any] | None = None,
 ) -> BuildSpec:
     """The spec that MODEL stands for, with the command line's options over it.
 
@@ -82,19 +86,21 @@ def find_spec(
         model: a spec's name or file, or a source of a model.
         name: of the model in the repository, instead of the spec's or the source's.
         inputs: as text; each replaces the spec's input of that name, unnamed ones replace all.
-        overrides: settings that were given on the command line.
+        output_names: for the outputs, in order.
+        overrides, verify: settings that were given on the command line, and those of verification.
     Raises:
         SpecError: when there is no such model, or a key or value is wrong; names its place.
     """
     path = _spec_file(model)
     if path is not None:
         file = _read(path)
-        spec = {
+        spec: dict[str, Any] = {
             "name": file.model.name or path.stem,
             "source": file.model.source,
             "arguments": file.model.arguments,
             "base": path.parent,
-            "inputs": tuple(parse_input(t, name=n, where=f"{path}: inputs.{n}") for n, t in file.inputs.items()) or None,
+            "inputs": tuple(parse_input(t, name=n, where=f"{path}: inputs.{n}") for n, t in file.inputs.items())
+            or None,
             "outputs": file.outputs,
             "settings": file.settings,
             "triton": file.triton,
@@ -106,9 +112,12 @@ def find_spec(
         spec["name"] = name
     if inputs:
         spec["inputs"] = _overridden(spec.get("inputs"), [parse_input(t) for t in inputs])
-    if overrides:
-        settings = spec.get("settings", Settings())
-        spec["settings"] = validated(Settings, {**settings.model_dump(), **overrides}, "the command line")
+    if output_names:
+        spec["outputs"] = tuple(output_names)
+    if overrides or verify:
+        base = spec.get("settings", Settings()).model_dump()
+        merged = {**base, **(overrides or {}), "verify": {**base["verify"], **(verify or {})}}
+        spec["settings"] = validated(Settings, merged, "the command line")
     return validated(BuildSpec, spec, str(path or model))
 
 
@@ -164,7 +173,7 @@ def _read(path: Path) -> _File:
     return validated(_File, data, str(path))
 
 
-def validated(model: type[Any], data: Mapping[str, Any], where: str) -> Any:
+def validated(model: type[_Model], data: Mapping[str, Any], where: str) -> _Model:
     """A pydantic model of the data; its errors as one SpecError that names each key's place and value.
 
     Raises:

@@ -1,11 +1,11 @@
 """The local engine cache: a directory of entries named by their key, each written once and never changed.
 
-    CACHE/
-      engines/ab/ab12.../
-        entry.json     components of the key, checksums and sizes of the files, when and how long it took
-        files/...      what the compiler wrote
-      staging/         entries being written; renamed into place when complete
-      quarantine/      entries whose checksums did not hold
+CACHE/
+  engines/ab/ab12.../
+    entry.json     components of the key, checksums and sizes of the files, when and how long it took
+    files/...      what the compiler wrote
+  staging/         entries being written; renamed into place when complete
+  quarantine/      entries whose checksums did not hold
 """
 
 from __future__ import annotations
@@ -162,7 +162,13 @@ class EngineCache:
             bad = [name for name, digest in digests.items() if file_digest(path / _FILES / name) != digest]
             if not bad and record["artifact"] in digests:
                 return Entry(
-                    key, record["artifact"], path / _FILES, digests, record["components"], record["build_seconds"], hit=True
+                    key,
+                    record["artifact"],
+                    path / _FILES,
+                    digests,
+                    record["components"],
+                    record["build_seconds"],
+                    hit=True,
                 )
             reason = f"the checksum of {', '.join(bad)} does not hold" if bad else "its engine is missing"
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -201,7 +207,9 @@ class EngineCache:
                     pass
             except OSError as error:
                 self._usable = False
-                self._warn(f"the engine cache {self.directory} cannot be used, so nothing is cached: {error.strerror or error}")
+                self._warn(
+                    f"the engine cache {self.directory} cannot be used, so nothing is cached: {error.strerror or error}"
+                )
         return self._usable
 
 

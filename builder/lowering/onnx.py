@@ -116,7 +116,10 @@ def _tagged(segment: Segment) -> Iterator[None]:
     for node in segment.program.graph.nodes:
         if node.op == "call_function":
             saved[node] = node.meta.get("nn_module_stack")
-            node.meta["nn_module_stack"] = {**(saved[node] or {}), _SEGMENT_NODE: (f"{_SEGMENT_NODE}={node.name}", "node")}
+            node.meta["nn_module_stack"] = {
+                **(saved[node] or {}),
+                _SEGMENT_NODE: (f"{_SEGMENT_NODE}={node.name}", "node"),
+            }
     try:
         yield
     finally:

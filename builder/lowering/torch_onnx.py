@@ -45,7 +45,7 @@ def decompose_for_onnx(program: ExportedProgram) -> ExportedProgram:
     with quiet_torch():
         table = dict(create_onnx_friendly_decomposition_table(set(get_onnx_implemented_overloads(_registry()))))
         while True:
-            decomposed = program.run_decompositions(table)
+            decomposed: ExportedProgram = program.run_decompositions(table)
             whole = {_origin(n) for n in decomposed.graph.nodes if is_compute(n) and not _translation(n)[0]}
             kept = [operator for operator in table if str(operator) in whole]
             if not kept:

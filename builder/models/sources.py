@@ -22,6 +22,7 @@ from builder.types import Range, canonical_dtype
 
 __all__ = ["load_model"]
 
+
 def load_model(source: str, *, arguments: Mapping[str, Any] | None = None, base: Path | None = None) -> LoadedModel:
     """Load the module that a source names.
 
@@ -181,7 +182,7 @@ def _named_forward(module: torch.nn.Module, program: torch.export.ExportedProgra
 
     signature = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])
     forward.__signature__ = signature  # type: ignore[attr-defined]
-    wrapped.forward = forward  # type: ignore[method-assign]
+    wrapped.forward = forward
     wrapped.training = False
     return wrapped
 
@@ -212,9 +213,7 @@ def _library(package: str, extra: str) -> Any:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise SpecError(
-            f"{package} is not installed", fix=f"pip install 'triton-repo-builder[{extra}]'"
-        ) from error
+        raise SpecError(f"{package} is not installed", fix=f"pip install 'triton-repo-builder[{extra}]'") from error
     except Exception as error:
         raise SpecError(
             f"{package} is installed but does not import: {str(error).splitlines()[0]}",
@@ -254,7 +253,9 @@ def _torchvision(name: str, arguments: dict[str, Any]) -> LoadedModel:
     library = _library("torchvision", "torchvision").models
     known = library.list_models()
     _known_name(name, known, "torchvision")
-    module = _called(lambda **k: library.get_model(name, **{"weights": "DEFAULT", **k}), arguments, f"torchvision:{name}")
+    module = _called(
+        lambda **k: library.get_model(name, **{"weights": "DEFAULT", **k}), arguments, f"torchvision:{name}"
+    )
     return LoadedModel(module, (Input(shape=(Range(1, 8, 32, "B"), 3, 224, 224), name="x"),))
 
 

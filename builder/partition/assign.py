@@ -90,7 +90,7 @@ def _colours(nodes: list[torch.fx.Node], fallback: Set[str]) -> dict[torch.fx.No
             continue
         if node.target is operator.getitem:
             # A tuple cannot cross a boundary, so its elements are taken where it is made.
-            colours[node] = colours[node.args[0]]
+            colours[node] = colours[node.all_input_nodes[0]]
         else:
             colours[node] = FALLBACK if node.name in fallback else ENGINE
     return colours

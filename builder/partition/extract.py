@@ -102,7 +102,8 @@ class Extraction:
                 return copy
         if node.op != "call_function":
             raise PartitionError(
-                f"the size {expression} is needed, but no tensor carries it", where=f"node {node.name}",
+                f"the size {expression} is needed, but no tensor carries it",
+                where=f"node {node.name}",
                 fix="report this model: it is a fault of the partitioner",
             )
         return self._place(node)
@@ -124,7 +125,10 @@ class Extraction:
         """The program of what was placed, returning the given nodes."""
         body = self._ordered(outputs)
         weights = {n.name: n for n in self._weights}
-        input_specs, state, constants = [], {}, {}
+        returned: Sequence[Any] = body.output_node().args[0]  # type: ignore[assignment]
+        input_specs: list[InputSpec] = []
+        state: dict[str, Any] = {}
+        constants: dict[str, Any] = {}
         for placeholder in body.find_nodes(op="placeholder"):
             argument = TensorArgument(name=placeholder.name)
             node = weights.get(str(placeholder.target))
@@ -132,6 +136,7 @@ class Extraction:
                 input_specs.append(InputSpec(InputKind.USER_INPUT, argument, None))
                 continue
             spec = self._weights[node]
+            assert spec.target is not None
             input_specs.append(InputSpec(spec.kind, argument, spec.target, spec.persistent))
             if spec.target in self.program.state_dict:
                 state[spec.target] = self.program.state_dict[spec.target]
@@ -142,10 +147,7 @@ class Extraction:
             graph=body,
             graph_signature=ExportGraphSignature(
                 input_specs,
-                [
-                    OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=n.name), None)
-                    for n in body.output_node().args[0]
-                ],
+                [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=n.name), None) for n in returned],
             ),
             state_dict=state,
             range_constraints=self.program.range_constraints,

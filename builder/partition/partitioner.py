@@ -129,7 +129,7 @@ def _split(
     def spec(node: torch.fx.Node) -> TensorSpec:
         return tensor_spec(names[node], node.meta["val"], model.symbols)
 
-    segments = []
+    segments: list[Segment] = []
     for level, cut in cuts:
         outputs = [n for n in cut.nodes if n in needed]
         if not outputs:

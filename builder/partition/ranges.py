@@ -42,7 +42,9 @@ def dim_range(size: int | torch.SymInt, symbols: Mapping[SymbolName, Range]) -> 
     if known is not None:
         return known
     free = {s: _range_of(s, size, symbols) for s in expression.free_symbols}
-    bounds = bound_sympy(expression, {s: ValueRanges(r.min, sympy.oo if r.max is None else r.max) for s, r in free.items()})
+    bounds = bound_sympy(
+        expression, {s: ValueRanges(r.min, sympy.oo if r.max is None else r.max) for s, r in free.items()}
+    )
     low = max(int(bounds.lower), 0) if bounds.lower.is_finite else 0
     high = int(bounds.upper) if bounds.upper.is_finite and bounds.upper < _UNBOUNDED**2 else None
     opt = int(expression.xreplace({s: sympy.Integer(r.opt) for s, r in free.items()}))

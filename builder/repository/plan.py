@@ -22,8 +22,9 @@ __all__ = ["CONFIG_NAME", "Publication", "RepositoryPlan", "WarmupSample", "Warm
 
 CONFIG_NAME = "config.pbtxt"
 
-# A leading dot hides the directory from people, not from the server; the rest breaks URLs or paths.
-_MODEL_NAME = re.compile(r"[^\s./\\\x00-\x1f\x7f][^\s/\\\x00-\x1f\x7f]*")
+# A leading dot hides the directory from people, not from the server. The Python backend of a server in
+# the C locale cannot load a path that is not ASCII (seen on 2.51); the rest breaks URLs or paths.
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,8 +99,10 @@ class _OnnxRuntimeRunner:
         from onnxruntime.capi._pybind_state import OrtValue as RawOrtValue
 
         feed = {
-            name: OrtValue(RawOrtValue.from_dlpack(to_torch(inputs[i]).contiguous().__dlpack__(), inputs[i].dtype == torch.bool))
+            name: OrtValue(
+                RawOrtValue.from_dlpack(to_torch(inputs[i]).contiguous().__dlpack__(), inputs[i].dtype == torch.bool)
+            )
             for i, name in self._inputs
         }
         values = self._session.run_with_ort_values(self._outputs, feed)
-        return [torch.from_dlpack(v._ortvalue.to_dlpack()) for v in values]
+        return [torch.utils.dlpack.from_dlpack(v._ortvalue.to_dlpack()) for v in values]

@@ -37,7 +37,9 @@ class TensorRTRunner:
             )
         self._context = self._engine.create_execution_context()
         if self._context is None:
-            raise CompileError("TensorRT-RTX cannot create an execution context", where=str(path), fix="free GPU memory")
+            raise CompileError(
+                "TensorRT-RTX cannot create an execution context", where=str(path), fix="free GPU memory"
+            )
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         self._taken = {n for n in names if self._engine.get_tensor_mode(n) == tensorrt_rtx.TensorIOMode.INPUT}
 

@@ -64,7 +64,7 @@ class TritonModel:
         else:
             import torch
 
-            value = torch.from_dlpack(tensor.to_dlpack())
+            value = torch.utils.dlpack.from_dlpack(tensor.to_dlpack())
         # Triton cannot declare a scalar, so it travels as one element.
         return value.reshape(()) if not spec.dims and tuple(value.shape) == (1,) else value
 
@@ -73,9 +73,7 @@ class TritonModel:
             value = value.reshape(1)
         if isinstance(value, np.ndarray) or (spec.dtype != "bfloat16" and value.device.type == "cpu"):
             return self._utils.Tensor(spec.name, to_numpy(value))
-        import torch
-
-        return self._utils.Tensor.from_dlpack(spec.name, torch.utils.dlpack.to_dlpack(value.contiguous()))
+        return self._utils.Tensor.from_dlpack(spec.name, value.contiguous().__dlpack__())
 
 
 def _threads(instances: int) -> int | None:

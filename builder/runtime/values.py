@@ -6,7 +6,7 @@ segments is served without it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def to_numpy(value: Value) -> np.ndarray[Any, Any]:
     """
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value) if value.ndim else value
-    return cast("np.ndarray[Any, Any]", value.detach().cpu().contiguous().numpy())
+    return value.detach().cpu().contiguous().numpy()
 
 
 def to_torch(value: Value, device: str = "cpu") -> torch.Tensor:

@@ -10,15 +10,22 @@ from typing import Any
 
 import torch
 
-from builder.errors import RequestError, VerificationError
-from builder.export import ExportedModel
-from builder.runtime.model import RuntimeModel
+from builder.errors import BuilderError, VerificationError
+from builder.export import EagerModel
 from builder.runtime.values import Value, to_numpy, to_torch
 from builder.settings import VerifySettings
 from builder.types import DTYPES
 from builder.verify.samples import Point, make_tensors, points
 
-__all__ = ["Difference", "OutputError", "VerificationReport", "compare_outputs", "compare_tensors", "request_of", "verify_model"]
+__all__ = [
+    "Difference",
+    "OutputError",
+    "VerificationReport",
+    "compare_outputs",
+    "compare_tensors",
+    "request_of",
+    "verify_model",
+]
 
 # Relative to the largest magnitude of an output. float32 leaves room for another order of summation.
 _RTOL = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2, "bfloat16": 4e-2}
@@ -77,13 +84,18 @@ class VerificationReport:
 
 
 def verify_model(
-    model: ExportedModel,
-    compiled: RuntimeModel,
+    model: EagerModel,
+    compiled: Callable[[dict[str, Value]], Mapping[str, Value]],
     settings: VerifySettings,
     on_point: Callable[[int, Point], None] = lambda count, point: None,
 ) -> VerificationReport:
     """Run both at all corners of the ranges and at random points.
 
+    Args:
+        model: the reference.
+        compiled: takes tensors by input name, gives tensors by output name; in-process or served.
+        settings: tolerances, number of points and seed.
+        on_point: told before each point.
     Raises:
         VerificationError: at the first point at which an output is too far off; names the output,
             the sizes and the error.
@@ -95,7 +107,7 @@ def verify_model(
     ):
         tensors = make_tensors(model.inputs, point, settings.seed + count)
         on_point(count, point)
-        expected = dict(zip(model.output_names, _eager(model, tensors, point), strict=True))
+        expected = _eager(model, tensors, point)
         actual = _compiled(compiled, request_of(model, tensors), point)
         for name, difference in compare_outputs(expected, actual, settings, str(point)).items():
             if name not in worst or difference.relative >= worst[name].relative:
@@ -104,7 +116,7 @@ def verify_model(
     return VerificationReport(True, count, tuple(worst.values()))
 
 
-def request_of(model: ExportedModel, tensors: Sequence[torch.Tensor]) -> dict[str, Value]:
+def request_of(model: EagerModel, tensors: Sequence[torch.Tensor]) -> dict[str, Value]:
     """Tensors as the runtime takes them: by name, numpy where numpy has the dtype."""
     return {
         item.name or "": to_numpy(t) if DTYPES[item.dtype].numpy else t
@@ -112,9 +124,9 @@ def request_of(model: ExportedModel, tensors: Sequence[torch.Tensor]) -> dict[st
     }
 
 
-def _eager(model: ExportedModel, tensors: Sequence[torch.Tensor], point: Point) -> list[torch.Tensor]:
+def _eager(model: EagerModel, tensors: Sequence[torch.Tensor], point: Point) -> dict[str, torch.Tensor]:
     try:
-        return model.call_eager(tensors)
+        return model(tensors)
     except Exception as error:
         raise VerificationError(
             f"eager PyTorch fails inside the declared range: {type(error).__name__}: {error}",
@@ -123,10 +135,12 @@ def _eager(model: ExportedModel, tensors: Sequence[torch.Tensor], point: Point) 
         ) from error
 
 
-def _compiled(compiled: RuntimeModel, request: Mapping[str, Value], point: Point) -> dict[str, Value]:
+def _compiled(
+    compiled: Callable[[dict[str, Value]], Mapping[str, Value]], request: dict[str, Value], point: Point
+) -> Mapping[str, Value]:
     try:
         return compiled(request)
-    except RequestError:
+    except BuilderError:
         raise
     except Exception as error:
         raise VerificationError(

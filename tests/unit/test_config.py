@@ -291,7 +291,7 @@ def test_options_refuse(options, message):
         TritonOptions.model_validate(options)
 
 
-@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a b", "a\nb", "a\\b"])
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a b", "a\nb", "a\\b", "é"])
 def test_plan_refuses_a_name_that_is_no_directory(name):
     with pytest.raises(RepositoryError, match="cannot be the name of a model"):
         make_plan(name)

@@ -1,0 +1,323 @@
+"""`triton-repo`: parse, call, print. No logic, and no torch before a command needs it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from builder.errors import BuilderError, VerificationError
+
+app = typer.Typer(
+    name="triton-repo",
+    help="Turn a PyTorch model into a complete Triton Inference Server model repository.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A spec in examples/, a spec file (model.toml), package.module:callable, file.py:callable, "
+        "model.pt2, hf:ID_OR_DIR, torchvision:NAME or timm:NAME.",
+        show_default=False,
+    ),
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        "-i",
+        metavar="TEXT",
+        help="An input, for example 'input_ids=int64[B=1:8:32, T=8:64:256] in 0..30521'. Repeat for each.",
+    ),
+]
+OutputNames = Annotated[list[str] | None, typer.Option("--output-name", help="A name for an output, in order.")]
+Name = Annotated[str | None, typer.Option(help="The model's name in the repository.")]
+Root = Annotated[Path, typer.Option("--repo", help="The model repository.")]
+CacheDir = Annotated[
+    Path | None, typer.Option("--cache", help="The engine cache; else TRITON_REPO_CACHE, else the platform's.")
+]
+CompilerName = Annotated[str | None, typer.Option("--compiler", help="auto, onnxruntime, tensorrt_rtx, ...")]
+MinBlock = Annotated[int | None, typer.Option(help="Leave engine segments with fewer operators to PyTorch.")]
+ExecutedOps = Annotated[
+    list[str] | None, typer.Option("--torch-executed-ops", help="An operator that PyTorch runs, e.g. aten::gelu.")
+]
+Full = Annotated[
+    bool, typer.Option("--require-full-compilation", help="Fail where an operator would fall back to PyTorch.")
+]
+Rtol = Annotated[float | None, typer.Option(help="Tolerance relative to an output's largest magnitude.")]
+Atol = Annotated[float | None, typer.Option(help="Absolute tolerance.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+_DEFAULT_ROOT = Path("model_repo")
+
+
+def _reported(command: Command) -> Command:
+    """Turn every error into a few lines and an exit code: 2 the user's mistake, 1 ours, 130 Ctrl-C."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        signal.signal(signal.SIGTERM, _as_interrupt)
+        try:
+            command(*args, **kwargs)
+        except BuilderError as error:
+            from builder.console import print_error
+
+            if kwargs.get("debug"):
+                raise
+            print_error(error, kwargs.get("as_json", False))
+            raise typer.Exit(1 if isinstance(error, VerificationError) else 2) from None
+        except KeyboardInterrupt:
+            print("interrupted; nothing was changed", file=sys.stderr)
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            # The reader of our output has gone; Python would complain again when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
+            if kwargs.get("debug"):
+                raise
+            print(
+                f"internal error: {type(error).__name__}: {error}\n  to do: run again with --debug and report what it shows",
+                file=sys.stderr,
+            )
+            raise typer.Exit(1) from None
+
+    return run  # type: ignore[return-value]
+
+
+def _as_interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _spec(
+    model: str,
+    name: str | None,
+    inputs: list[str] | None,
+    output_names: list[str] | None,
+    settings: dict[str, Any],
+    verify: dict[str, Any],
+) -> Any:
+    from builder.spec import find_spec
+
+    given = {k: v for k, v in settings.items() if v not in (None, [], False)}
+    tolerances = {k: v for k, v in verify.items() if v is not None}
+    return find_spec(
+        model, name=name, inputs=inputs or (), output_names=output_names or None, overrides=given, verify=tolerances
+    )
+
+
+@app.command()
+@_reported
+def build(
+    model: Model,
+    input_: Inputs = None,
+    name: Name = None,
+    output_name: OutputNames = None,
+    repo: Root = _DEFAULT_ROOT,
+    cache: CacheDir = None,
+    compiler: CompilerName = None,
+    min_block_size: MinBlock = None,
+    torch_executed_ops: ExecutedOps = None,
+    require_full_compilation: Full = False,
+    rtol: Rtol = None,
+    atol: Atol = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Export, partition, compile, verify against eager PyTorch, and publish."""
+    spec = _spec(
+        model,
+        name,
+        input_,
+        output_name,
+        {
+            "compiler": compiler,
+            "min_block_size": min_block_size,
+            "torch_executed_ops": torch_executed_ops,
+            "require_full_compilation": require_full_compilation,
+        },
+        {"rtol": rtol, "atol": atol},
+    )
+    from builder.console import Reporter, print_json, show_build
+
+    with Reporter(quiet=as_json) as reporter:
+        reporter.stage("import torch")
+        from builder.build import build as run
+        from builder.report import build_json
+
+        result = run(
+            spec, root=repo, cache=cache, progress=reporter, command=shlex.join(["triton-repo", *sys.argv[1:]])
+        )
+    if as_json:
+        print_json(build_json(result))
+    else:
+        show_build(result)
+
+
+@app.command()
+@_reported
+def plan(
+    model: Model,
+    input_: Inputs = None,
+    output_name: OutputNames = None,
+    compiler: CompilerName = None,
+    min_block_size: MinBlock = None,
+    torch_executed_ops: ExecutedOps = None,
+    require_full_compilation: Full = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Dry run: show the segments, their boundary tensors, and why an operator falls back. Writes nothing."""
+    spec = _spec(
+        model,
+        None,
+        input_,
+        output_name,
+        {
+            "compiler": compiler,
+            "min_block_size": min_block_size,
+            "torch_executed_ops": torch_executed_ops,
+            "require_full_compilation": require_full_compilation,
+        },
+        {},
+    )
+    from builder.console import Reporter, print_json, show_plan
+
+    with Reporter(quiet=as_json) as reporter:
+        reporter.stage("import torch")
+        from builder.build import plan as run
+        from builder.report import plan_json
+
+        result = run(spec, reporter)
+    if as_json:
+        print_json(plan_json(result))
+    else:
+        show_plan(result)
+
+
+@app.command()
+@_reported
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A version directory, a model's directory, or a repository.")],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a publication is: tensors, segments, errors measured, versions that built it."""
+    from builder.console import print_json, show_manifest
+    from builder.repository.find import find_publications
+
+    found = find_publications(path)
+    if as_json:
+        import dataclasses
+
+        print_json([{"path": str(p), **dataclasses.asdict(m)} for p, m in found])
+        return
+    for place, manifest in found:
+        show_manifest(manifest, place)
+
+
+@app.command()
+@_reported
+def serve(
+    repo: Root = _DEFAULT_ROOT,
+    http_port: Annotated[int | None, typer.Option(help="A free one if not given.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="A free one if not given.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="A free one if not given.")] = None,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; others than this machine's need 0.0.0.0.")
+    ] = "127.0.0.1",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Serve a repository until Ctrl-C, with an installed tritonserver or the one inside nvidia-pytriton."""
+    from builder.console import print_json
+    from builder.serving.server import TritonServer
+
+    server = TritonServer(
+        repo, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, host=host, log_to_stderr=not as_json
+    )
+    with server:
+        where = {"http": server.http_url, "grpc": server.grpc_url, "metrics": server.metrics_url}
+        if as_json:
+            print_json(where)
+            sys.stdout.flush()
+        else:
+            print("ready: " + ", ".join(f"{k} {v}" for k, v in where.items()) + " (Ctrl-C stops it)", flush=True)
+        try:
+            server.wait()
+        except KeyboardInterrupt:
+            print("stopping", file=sys.stderr)
+
+
+@app.command()
+@_reported
+def smoke(
+    model: Model,
+    input_: Inputs = None,
+    name: Name = None,
+    repo: Root = _DEFAULT_ROOT,
+    http_url: Annotated[str | None, typer.Option(help="HOST:PORT of a running server.")] = None,
+    grpc_url: Annotated[str | None, typer.Option(help="HOST:PORT of a running server.")] = None,
+    rtol: Rtol = None,
+    atol: Atol = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Call a served model over HTTP and gRPC over its whole range, and compare with eager PyTorch.
+
+    Without a URL it calls the server on ports 8000 and 8001 if that has the model, else it starts one.
+    """
+    spec = _spec(model, name, input_, None, {}, {"rtol": rtol, "atol": atol})
+    from builder.console import Reporter, print_json
+
+    urls = {p: u for p, u in (("http", http_url), ("grpc", grpc_url)) if u}
+    with Reporter(quiet=as_json) as reporter:
+        reporter.stage("import torch")
+        from builder.verify.smoke import smoke as run
+
+        result = run(spec, repo, reporter, urls=urls)
+    if as_json:
+        import dataclasses
+
+        print_json(dataclasses.asdict(result))
+        return
+    for protocol, report in result.reports.items():
+        worst = report.worst
+        said = f"worst relative error {worst.relative:.1e} (output {worst.output}, {worst.point})" if worst else ""
+        print(f"{protocol}: {report.points} requests to {spec.name} version {result.version}, {said}")
+
+
+@app.command()
+@_reported
+def doctor(as_json: Json = False, debug: Debug = False) -> None:
+    """Say what is installed, which compilers can build and run here, and how to get what is missing."""
+    from builder.console import print_json, show_checks
+    from builder.doctor import examine
+
+    checks = examine()
+    if as_json:
+        print_json(checks)
+    else:
+        show_checks(checks)
+
+
+def main() -> None:
+    """Entry point of the command `triton-repo`."""
+    app()

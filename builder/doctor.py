@@ -1,0 +1,83 @@
+"""What is installed, which compilers can build and run, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+
+from builder.cache.store import cache_directory
+from builder.compilers.registry import available_compilers, choose_compiler
+from builder.errors import BuilderError, ServingError
+from builder.serving.install import find_server
+
+__all__ = ["examine"]
+
+_EXTRAS = {"transformers": "hf", "torchvision": "torchvision", "timm": "timm"}
+
+
+def examine() -> list[dict[str, str]]:
+    """One entry per check: `what`, `state` ("ok", "limited", "missing" or "broken") and `detail`."""
+    return [
+        _check("python", "ok", f"{platform.python_version()} at {sys.executable}"),
+        *_torch(),
+        *(_compiler(name) for name in available_compilers()),
+        _chosen(),
+        _server(),
+        *(_extra(package, extra) for package, extra in _EXTRAS.items()),
+        _check("engine cache", "ok", str(cache_directory())),
+    ]
+
+
+def _check(what: str, state: str, detail: str) -> dict[str, str]:
+    return {"what": what, "state": state, "detail": detail}
+
+
+def _torch() -> list[dict[str, str]]:
+    try:
+        import torch
+    except Exception as error:
+        return [_check("torch", "broken", f"does not import: {error}")]
+    found = [_check("torch", "ok", torch.__version__)]
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        name = torch.cuda.get_device_name()
+        found.append(_check("GPU", "ok", f"{name}, compute capability {major}.{minor}, CUDA {torch.version.cuda}"))
+    else:
+        found.append(_check("GPU", "missing", "torch sees none; models are built for and served on the CPU"))
+    return found
+
+
+def _compiler(name: str) -> dict[str, str]:
+    state = available_compilers()[name].availability()
+    if not state.installed:
+        return _check(f"compiler {name}", "missing", state.detail)
+    if not state.can_build:
+        return _check(f"compiler {name}", "broken", state.detail)
+    if not state.can_run:
+        return _check(f"compiler {name}", "limited", f"{state.version}; builds, does not run here: {state.detail}")
+    return _check(f"compiler {name}", "ok", f"{state.version}; builds and runs here")
+
+
+def _chosen() -> dict[str, str]:
+    try:
+        return _check("compiler auto", "ok", f"takes {choose_compiler('auto').name}")
+    except BuilderError as error:
+        return _check("compiler auto", "missing", f"{error.what}: {error.fix}")
+
+
+def _server() -> dict[str, str]:
+    try:
+        server = find_server()
+    except ServingError as error:
+        return _check("Triton server", "broken", f"{error.what} {error.fix or ''}".strip())
+    if server is None:
+        return _check("Triton server", "missing", "pip install 'triton-repo-builder[serve]', or install tritonserver")
+    return _check("Triton server", "ok", f"{server.origin}: {server.executable}")
+
+
+def _extra(package: str, extra: str) -> dict[str, str]:
+    try:
+        return _check(package, "ok", importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return _check(package, "missing", f"optional: pip install 'triton-repo-builder[{extra}]'")

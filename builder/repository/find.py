@@ -1,0 +1,53 @@
+"""Find publications on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from builder.errors import RepositoryError
+from builder.runtime.manifest import MANIFEST_NAME, Manifest
+
+__all__ = ["find_publications", "newest_version"]
+
+
+def find_publications(path: Path) -> list[tuple[Path, Manifest]]:
+    """The publications at a path: that of a version directory, or the newest of each model below it.
+
+    Raises:
+        RepositoryError: when there is none, or a manifest cannot be read.
+    """
+    if not path.exists():
+        raise RepositoryError("there is no such directory", where=str(path), fix="name a repository, model or version")
+    if (path / MANIFEST_NAME).is_file():
+        return [(path, Manifest.read(path))]
+    if _versions(path):
+        newest = newest_version(path)
+        return [(newest, Manifest.read(newest))]
+    models = sorted(p for p in path.iterdir() if p.is_dir() and _versions(p)) if path.is_dir() else []
+    if not models:
+        raise RepositoryError(
+            "there is no model built by triton-repo here", where=str(path), fix="build one: triton-repo build MODEL"
+        )
+    return [(v, Manifest.read(v)) for v in map(newest_version, models)]
+
+
+def newest_version(model: Path) -> Path:
+    """The version directory with the highest number that has a manifest.
+
+    Raises:
+        RepositoryError: when there is none.
+    """
+    found = _versions(model)
+    if not found:
+        raise RepositoryError(
+            "there is no model built by triton-repo here",
+            where=str(model),
+            fix=f"build it first: triton-repo build {model.name}",
+        )
+    return max(found, key=lambda p: int(p.name))
+
+
+def _versions(model: Path) -> list[Path]:
+    if not model.is_dir():
+        return []
+    return [p for p in model.iterdir() if p.name.isdigit() and (p / MANIFEST_NAME).is_file()]

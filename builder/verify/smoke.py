@@ -1,0 +1,144 @@
+"""Call a served model with tritonclient and compare its answers with eager PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from builder.errors import ServingError
+from builder.export import EagerModel, match_inputs
+from builder.inputs import Input, resolve_names
+from builder.models.sources import load_model
+from builder.progress import Progress
+from builder.repository.find import newest_version
+from builder.runtime.manifest import Manifest
+from builder.runtime.values import Value
+from builder.serving.client import Client
+from builder.serving.server import TritonServer
+from builder.spec import BuildSpec
+from builder.verify.compare import VerificationReport, verify_model
+
+__all__ = ["SmokeResult", "smoke"]
+
+_DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
+
+
+@dataclass(frozen=True, slots=True)
+class SmokeResult:
+    """What the server answered over each protocol.
+
+    Args:
+        server: which one was called.
+        version: of the model in the repository that the answers were compared for.
+        reports: by protocol, "http" and "grpc".
+    """
+
+    server: str
+    version: int
+    reports: Mapping[str, VerificationReport]
+
+
+def smoke(spec: BuildSpec, root: Path, progress: Progress, *, urls: Mapping[str, str] | None = None) -> SmokeResult:
+    """Compare over HTTP and gRPC, at every corner of the ranges and at random points.
+
+    Args:
+        spec: of the model; its module is the reference, its name the model's in the repository.
+        root: the model repository.
+        progress: told about each point.
+        urls: by protocol, of a running server. Without them a server on the default ports is used
+            if it has the model, else one is started for the time of the test.
+    Raises:
+        ServingError: when no server can be started or called.
+        VerificationError: when an answer differs.
+    """
+    directory = newest_version(root / spec.name)
+    manifest = Manifest.read(directory)
+    progress.stage("load")
+    eager = _reference(spec, manifest)
+    with _server(spec.name, root, urls) as (where, found):
+        progress.note(f"calling {where}")
+        reports = {}
+        for protocol, url in found.items():
+            progress.stage(protocol)
+            with Client(protocol, url) as client:
+                reports[protocol] = verify_model(
+                    eager,
+                    _caller(client, manifest),
+                    spec.settings.verify,
+                    lambda count, point: progress.step(str(point), count, 0),
+                )
+    return SmokeResult(where, int(directory.name), reports)
+
+
+def _reference(spec: BuildSpec, manifest: Manifest) -> EagerModel:
+    loaded = load_model(spec.source, arguments=spec.arguments, base=spec.base)
+    module = loaded.module.eval()
+    inputs, keywords = match_inputs(module, resolve_names(spec.inputs or loaded.default_inputs or ()))
+    built = {t.name: t for t in manifest.inputs}
+    # The ranges that were built, with the value ranges of the spec.
+    ranged: tuple[Input, ...] = tuple(i.with_dims(built[i.name or ""].dims) for i in inputs if i.name in built)
+    if len(ranged) != len(built):
+        raise ServingError(
+            f"the model in the repository has the inputs {', '.join(built)}, the spec has "
+            f"{', '.join(i.name or '' for i in inputs)}",
+            fix="build again, or name the spec that it was built from",
+        )
+    return EagerModel(module, ranged, keywords, tuple(o.tensor.name for o in manifest.outputs))
+
+
+def _caller(client: Client, manifest: Manifest) -> Any:
+    scalars = {t.name for t in manifest.inputs if not t.dims}
+    outputs = {o.tensor.name: o.tensor for o in manifest.outputs}
+
+    def call(request: dict[str, Value]) -> dict[str, Value]:
+        sent = {name: _sendable(value, name in scalars) for name, value in request.items()}
+        return {
+            name: _received(value, outputs[name].dtype, not outputs[name].dims)
+            for name, value in client.infer(manifest.name, sent).items()
+        }
+
+    return call
+
+
+def _sendable(value: Value, scalar: bool) -> np.ndarray[Any, Any]:
+    array = value if isinstance(value, np.ndarray) else value.float().numpy()
+    # Triton cannot declare a scalar, so it travels as one element.
+    return array.reshape(1) if scalar else array
+
+
+def _received(value: np.ndarray[Any, Any], dtype: str, scalar: bool) -> Value:
+    shaped = value.reshape(()) if scalar else value
+    if dtype == "bfloat16":
+        import torch
+
+        return torch.from_numpy(shaped.copy()).bfloat16()
+    return shaped
+
+
+@contextlib.contextmanager
+def _server(name: str, root: Path, urls: Mapping[str, str] | None) -> Iterator[tuple[str, Mapping[str, str]]]:
+    if urls:
+        yield f"the server at {', '.join(urls.values())}", urls
+        return
+    if _running(name):
+        yield f"the running server at {', '.join(_DEFAULT_URLS.values())}", _DEFAULT_URLS
+        return
+    with TritonServer(root) as server:
+        yield "a server started for this test", {"http": server.http_url, "grpc": server.grpc_url}
+
+
+def _running(name: str) -> bool:
+    """Whether a server on the default ports has the model ready, over both protocols."""
+    for protocol, url in _DEFAULT_URLS.items():
+        try:
+            with Client(protocol, url) as client:
+                if not client.model_ready(name):
+                    return False
+        except ServingError:
+            return False
+    return True

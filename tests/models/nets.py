@@ -1,0 +1,108 @@
+"""Small real networks that tests build. Seeded, so that every process has the same weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class ConvNet(nn.Module):
+    """Convolutions with dynamic batch, height and width; two outputs, one of them strided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.body = nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
+        stem = torch.relu(self.norm(self.stem(image)))
+        features = stem + torch.relu(self.body(stem))
+        return {"logits": self.head(features.mean((2, 3))), "features": features}
+
+
+class Hybrid(nn.Module):
+    """Two linear blocks around an operator that ONNX does not have; reshapes need sizes on both sides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 32)
+        self.norm = nn.LayerNorm(32)
+        self.second = nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        hidden = torch.special.bessel_j0(self.norm(torch.relu(self.first(x))))
+        return self.second(hidden.reshape(batch * length, 32)).reshape(batch, length, 8).softmax(-1)
+
+
+class TwoInputs(nn.Module):
+    """A sum of two inputs of one shape."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+
+class MultipleOfFour(nn.Module):
+    """Takes batches in fours."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1, 4, 16).sum(1)
+
+
+class AtMost(nn.Module):
+    """Positions up to 128."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(128, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.positions.weight[: x.shape[1]]
+
+
+class Specialised(nn.Module):
+    """A linear layer over a flattened shape, which fixes the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.flatten(1))
+
+
+class DataDependent(nn.Module):
+    """Branches on a value."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return x
+        return -x
+
+
+class Stateful(nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return x + self.calls
+
+
+def convnet() -> nn.Module:
+    """With statistics that batch normalisation has not at the start."""
+    torch.manual_seed(0)
+    net = ConvNet()
+    nn.init.normal_(net.norm.running_mean)
+    nn.init.uniform_(net.norm.running_var, 0.5, 2.0)
+    return net.eval()
+
+
+def hybrid() -> nn.Module:
+    torch.manual_seed(0)
+    return Hybrid().eval()
