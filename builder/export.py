@@ -397,15 +397,11 @@ def _explained(
             _torch_export(module, inputs, keywords, sizes)
         except Exception as again:
             error = again
-    tied = _equal_sizes(error, module, inputs, keywords)
-    error = tied or error
+    if not _is_constraint(error):
+        error = _constraint_at_other_sizes(module, inputs, keywords, guards) or error
+    if _is_constraint(error):
+        return _constraint_error(str(error), inputs, guards)
     text = str(error)
-    if "Constraints violated" in text or "Suggested fixes" in text:
-        if tied is not None:
-            guards.clear()
-            with _observed_guards(guards), contextlib.suppress(Exception):
-                _torch_export(module, inputs, keywords, _common_sizes(inputs))
-        return _constraint_error(text, inputs, guards)
     place = _raised_at(error) or _place_in_text(text)
     return ExportError(
         f"torch.export cannot export the model: {_shortened(error)}",
@@ -414,24 +410,41 @@ def _explained(
     )
 
 
+def _is_constraint(error: Exception) -> bool:
+    return "Constraints violated" in str(error) or "Suggested fixes" in str(error)
+
+
+def _constraint_at_other_sizes(
+    module: torch.nn.Module, inputs: Sequence[Input], keywords: bool, guards: list[_Guard]
+) -> Exception | None:
+    """What torch says the model requires, found by tracing at sizes that meet the usual requirements.
+
+    A model that needs two dimensions to be equal, or one to be divisible, fails without a word of it
+    at sizes that are not.
+    """
+    for sizes in (_common_sizes(inputs), _divisible_sizes(inputs)):
+        guards.clear()
+        with _observed_guards(guards):
+            try:
+                _torch_export(module, inputs, keywords, sizes)
+            except Exception as error:
+                if _is_constraint(error):
+                    return error
+    return None
+
+
 def _common_sizes(inputs: Sequence[Input]) -> dict[SymbolName, int]:
     """One size for every dynamic dimension, where a common one exists; else opt."""
-    dims = [d for _, _, d in _dynamic(inputs)]
-    low = max((max(d.min, 2) for d in dims), default=2)
+    low = max((max(d.min, 2) for _, _, d in _dynamic(inputs)), default=2)
     return {_dim_name(i, axis, d): low if low in d else d.opt for i, axis, d in _dynamic(inputs)}
 
 
-def _equal_sizes(
-    error: Exception, module: torch.nn.Module, inputs: Sequence[Input], keywords: bool
-) -> Exception | None:
-    """Torch's constraint, if the model fails only because two dimensions have different sizes."""
-    if "Constraints violated" in str(error) or len({_dim_name(*d) for d in _dynamic(inputs)}) < 2:
-        return None
-    try:
-        _torch_export(module, inputs, keywords, _common_sizes(inputs))
-    except Exception as tied:
-        return tied if "Suggested fixes" in str(tied) else None
-    return None
+def _divisible_sizes(inputs: Sequence[Input]) -> dict[SymbolName, int]:
+    """For each dynamic dimension the size that the highest power of two divides."""
+    return {
+        _dim_name(i, axis, d): max(range(d.min, (d.max or d.opt) + 1, d.multiple), key=lambda size: size & -size)
+        for i, axis, d in _dynamic(inputs)
+    }
 
 
 @dataclass(frozen=True, slots=True)

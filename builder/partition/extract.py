@@ -29,7 +29,7 @@ __all__ = ["Extraction"]
 
 
 class Extraction:
-    """Copies nodes into a new graph; whatever they need from outside becomes a weight, an input or a size.
+    """Copies nodes into a new graph under their names; whatever they need from outside becomes a weight, an input or a size.
 
     Args:
         program: that the nodes are part of.
@@ -96,7 +96,7 @@ class Extraction:
         if node.target is torch.ops.aten.sym_size.int and node.args[0] not in self._copies:
             held = self._holder(expression)
             if held is not None:
-                copy = self._body.call_function(torch.ops.aten.sym_size.int, held)
+                copy = self._body.create_node("call_function", torch.ops.aten.sym_size.int, held, name=node.name)
                 copy.meta = dict(node.meta)
                 self._copies[node] = copy
                 return copy

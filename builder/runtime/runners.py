@@ -12,6 +12,9 @@ from builder.runtime.values import Value, to_numpy, to_torch
 
 __all__ = ["Runner", "load_runner"]
 
+# TensorProto.BFLOAT16 in onnx.proto.
+_ONNX_BFLOAT16 = 16
+
 
 class Runner(Protocol):
     """Runs one segment. Safe to call from several threads."""
@@ -52,10 +55,15 @@ def load_runner(segment: SegmentSpec, directory: Path, *, device: str = "cpu", t
 
 
 class _TorchRunner:
-    """A fallback segment: PyTorch runs its exported program."""
+    """A fallback segment: PyTorch runs its exported program.
+
+    The graph is called with its weights as they lie in the program, without the checks and the
+    packing of `ExportedProgram.module()`: ranges are checked once, at the model's edge.
+    """
 
     def __init__(self, path: Path, device: str) -> None:
         import torch
+        from torch.export.graph_signature import InputKind
 
         self._torch = torch
         self._device = device
@@ -64,12 +72,15 @@ class _TorchRunner:
             from torch.export.passes import move_to_device_pass
 
             program = move_to_device_pass(program, device)
-        # Ranges are checked once at the model's edge; the guards of each segment would check them again.
-        self._call = program.module(check_guards=False)
+        lifted = {**program.constants, **program.state_dict}
+        self._weights = [
+            lifted[str(s.target)] for s in program.graph_signature.input_specs if s.kind is not InputKind.USER_INPUT
+        ]
+        self._graph = program.graph_module
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
         with self._torch.inference_mode():
-            return list(self._call(*(to_torch(v, self._device) for v in inputs)))
+            return list(self._graph(*self._weights, *(to_torch(v, self._device) for v in inputs)))
 
 
 class _OnnxRuntimeRunner:
@@ -89,20 +100,21 @@ class _OnnxRuntimeRunner:
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
         if self._bfloat16:
-            return self._run_dlpack(inputs)
+            return self._run_ort_values(inputs)
         return list(self._session.run(self._outputs, {name: to_numpy(inputs[i]) for i, name in self._inputs}))
 
-    def _run_dlpack(self, inputs: Sequence[Value]) -> list[Value]:
+    def _run_ort_values(self, inputs: Sequence[Value]) -> list[Value]:
         """numpy has no bfloat16; ONNX Runtime's own values carry it."""
         import torch
         from onnxruntime import OrtValue
-        from onnxruntime.capi._pybind_state import OrtValue as RawOrtValue
 
-        feed = {
-            name: OrtValue(
-                RawOrtValue.from_dlpack(to_torch(inputs[i]).contiguous().__dlpack__(), inputs[i].dtype == torch.bool)
-            )
-            for i, name in self._inputs
-        }
+        feed = {}
+        for i, name in self._inputs:
+            value = inputs[i]
+            if isinstance(value, torch.Tensor) and value.dtype is torch.bfloat16:
+                bits = value.cpu().contiguous().view(torch.int16).numpy()
+                feed[name] = OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
+            else:
+                feed[name] = OrtValue.ortvalue_from_numpy(to_numpy(value))
         values = self._session.run_with_ort_values(self._outputs, feed)
-        return [torch.utils.dlpack.from_dlpack(v._ortvalue.to_dlpack()) for v in values]
+        return [torch.utils.dlpack.from_dlpack(v._ortvalue) if "bfloat16" in v.data_type() else v.numpy() for v in values]

@@ -80,7 +80,7 @@ class VerificationReport:
 
     def as_json(self) -> dict[str, Any]:
         """As it is kept in the manifest."""
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "outputs": [dataclasses.asdict(o) for o in self.outputs]}
 
 
 def verify_model(

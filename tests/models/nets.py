@@ -106,3 +106,33 @@ def convnet() -> nn.Module:
 def hybrid() -> nn.Module:
     torch.manual_seed(0)
     return Hybrid().eval()
+
+
+def reseeded_hybrid() -> nn.Module:
+    """The same architecture with other weights."""
+    torch.manual_seed(1)
+    return Hybrid().eval()
+
+
+def first_half() -> nn.Module:
+    """Only operators that every compiler takes."""
+    torch.manual_seed(0)
+    return FirstHalf().eval()
+
+
+class FirstHalf(Hybrid):
+    """`Hybrid` up to the operator that ONNX does not have."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(torch.relu(self.first(x)))
+
+
+def data_dependent() -> nn.Module:
+    return DataDependent().eval()
+
+
+class Permute(nn.Module):
+    """Moves elements without arithmetic, so that it takes every dtype; one input and output is a scalar."""
+
+    def forward(self, x: torch.Tensor, scalar: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.cat([x.transpose(0, 1), x.transpose(0, 1)], dim=0), scalar.reshape(1).reshape(())

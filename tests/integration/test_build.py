@@ -1,0 +1,206 @@
+"""Whole builds with ONNX Runtime: real export, real parser, verified against eager PyTorch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from builder.build import BuildResult, build
+from builder.errors import BuilderError, CompileError, RequestError, VerificationError
+from builder.inputs import Input, parse_input
+from builder.repository.config import validate_config
+from builder.runtime.manifest import Manifest
+from builder.runtime.model import RuntimeModel
+from builder.runtime.values import to_numpy
+from builder.settings import Settings, VerifySettings
+from builder.spec import BuildSpec
+
+
+def spec(callable_name: str, *inputs: str, name: str = "net", **settings: Any) -> BuildSpec:
+    return BuildSpec(
+        name=name,
+        source=callable_name if ":" in callable_name else f"tests.models.nets:{callable_name}",
+        base=Path.cwd(),
+        inputs=tuple(parse_input(i) for i in inputs),
+        settings=Settings(**{"compiler": "onnxruntime", **settings}),
+    )
+
+
+CONVNET = ("convnet", "image=float32[B=1:4:8, 3, H=16:32:65, W=16:48:64]")
+HYBRID = ("hybrid", "x=float32[B=1:8:32, T=2:16:64, 16]")
+
+
+def published(result: BuildResult) -> RuntimeModel:
+    return RuntimeModel(result.publication.path)
+
+
+def test_convnet(tmp_path: Path) -> None:
+    result = build(spec(*CONVNET), root=tmp_path / "repo")
+    assert [s.compiler for s in result.segments] == ["onnxruntime"]
+    assert result.report.verified and result.report.points >= 27
+    assert result.report.worst is not None and result.report.worst.relative < 1e-4
+    outputs = published(result)({"image": np.zeros((2, 3, 17, 33), np.float32)})
+    assert outputs["features"].shape == (2, 8, 9, 17)
+    features = next(o.tensor for o in result.publication.manifest.outputs if o.tensor.name == "features")
+    assert [(d.min, d.opt, d.max) for d in features.dims] == [(1, 4, 8), (8, 8, 8), (8, 16, 33), (8, 24, 32)]
+
+
+def test_hybrid(tmp_path: Path) -> None:
+    result = build(spec(*HYBRID), root=tmp_path / "repo")
+    assert [s.compiler for s in result.segments] == ["onnxruntime", "torch", "onnxruntime"]
+    (fallback,) = result.plan.fallbacks
+    assert fallback.operator == "aten.special_bessel_j0"
+    assert "no translation" in fallback.reason
+    assert fallback.place and "nets.py" in fallback.place
+    assert result.report.verified and result.report.worst is not None and result.report.worst.relative < 1e-4
+
+
+def test_publication_is_complete_and_readable(tmp_path: Path) -> None:
+    root = tmp_path / "repo"
+    result = build(spec(*HYBRID), root=root, command="triton-repo build hybrid")
+    assert sorted(p.name for p in root.iterdir()) == ["net"], "nothing but models stands in a repository"
+    validate_config((root / "net" / "config.pbtxt").read_text(), "net")
+    manifest = Manifest.read(result.publication.path)
+    assert manifest == result.publication.manifest
+    on_disk = {
+        p.relative_to(result.publication.path).as_posix()
+        for p in result.publication.path.rglob("*")
+        if p.is_file() and p.name != "manifest.json"
+    }
+    assert set(manifest.files) == on_disk
+    assert manifest.command == "triton-repo build hybrid"
+    assert manifest.versions["torch"] == torch.__version__
+    assert manifest.verification["verified"] is True
+
+
+def test_same_again_publishes_nothing_and_other_weights_do(tmp_path: Path) -> None:
+    root = tmp_path / "repo"
+    first = build(spec(*HYBRID), root=root)
+    again = build(spec(*HYBRID), root=root)
+    assert (first.publication.version, first.publication.created) == (1, True)
+    assert (again.publication.version, again.publication.created) == (1, False)
+    assert [s.hit for s in first.segments] == [False, None, False]
+    assert [s.hit for s in again.segments] == [True, None, True]
+    other = build(spec("reseeded_hybrid", HYBRID[1]), root=root)
+    assert (other.publication.version, other.publication.created) == (2, True)
+
+
+def test_range_is_enforced_by_the_runtime(tmp_path: Path) -> None:
+    model = published(build(spec(*HYBRID), root=tmp_path / "repo"))
+    with pytest.raises(RequestError, match=r"dimension 0 of input 'x' \(B\) is 33, outside the range 1 to 32"):
+        model({"x": np.zeros((33, 2, 16), np.float32)})
+    with pytest.raises(RequestError, match=r"dimension 1 of input 'x' \(T\) is 65"):
+        model({"x": np.zeros((1, 65, 16), np.float32)})
+
+
+def test_excluded_operators_and_small_segments(tmp_path: Path) -> None:
+    result = build(spec(*CONVNET, torch_executed_ops=["aten::relu"], min_block_size=2), root=tmp_path / "repo")
+    assert {s.compiler for s in result.segments} == {"onnxruntime", "torch"}
+    assert all(s.segment.operator_count >= 2 for s in result.segments if s.compiler == "onnxruntime")
+    assert result.report.verified
+
+
+def test_everything_in_pytorch(tmp_path: Path) -> None:
+    result = build(spec(*HYBRID, min_block_size=1000), root=tmp_path / "repo")
+    assert [s.compiler for s in result.segments] == ["torch"]
+    assert result.report.verified
+
+
+DTYPES = ["float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes_travel_unchanged(tmp_path: Path, dtype: str) -> None:
+    build_spec = BuildSpec(
+        name="types",
+        source="tests.models.nets:Permute",
+        base=Path.cwd(),
+        inputs=(Input(("B=1:2:4", 3), dtype=dtype, name="x"), Input((), dtype=dtype, name="scalar")),
+        settings=Settings(compiler="onnxruntime"),
+    )
+    result = build(build_spec, root=tmp_path / "repo")
+    assert result.report.verified
+    assert {o.tensor.dtype for o in result.publication.manifest.outputs} == {dtype}
+
+
+def test_a_wrong_engine_publishes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault is put into the engine itself: one weight of the lowered segment is changed."""
+    from builder.compilers import onnxruntime as compiler
+
+    original = compiler._Session.compile
+
+    def damaged(self: Any, segment: Any, directory: Path) -> Any:
+        artifact = original(self, segment, directory)
+        weights = directory / "weights.bin"
+        content = bytearray(weights.read_bytes())
+        content[0:4] = np.float32(7.0).tobytes()
+        weights.write_bytes(content)
+        return artifact
+
+    monkeypatch.setattr(compiler._Session, "compile", damaged)
+    root = tmp_path / "repo"
+    with pytest.raises(VerificationError, match="differs from eager PyTorch: relative error") as caught:
+        build(spec(*HYBRID), root=root)
+    assert "B=1, T=2" in (caught.value.where or "")
+    assert not root.exists()
+
+
+def test_a_segment_that_does_not_build_is_left_to_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from builder.compilers import onnxruntime as compiler
+
+    def refuse(self: Any, segment: Any, directory: Path) -> Any:
+        if any("layer_norm" in n for n in segment.nodes):
+            raise CompileError("no kernel for that")
+        return original(self, segment, directory)
+
+    original = compiler._Session.compile
+    monkeypatch.setattr(compiler._Session, "compile", refuse)
+    result = build(spec(*HYBRID), root=tmp_path / "repo")
+    assert [s.compiler for s in result.segments] == ["torch", "onnxruntime"]
+    assert {f.reason for f in result.plan.fallbacks} >= {"its segment does not build: no kernel for that"}
+    with pytest.raises(CompileError, match="no kernel for that"):
+        build(spec("first_half", HYBRID[1], require_full_compilation=True), root=tmp_path / "repo")
+
+
+def test_own_tolerance(tmp_path: Path) -> None:
+    strict = VerifySettings(rtol=0.0, atol=0.0, random_points=0)
+    with pytest.raises(VerificationError, match="allowed 0e"):
+        build(spec(*CONVNET, verify=strict), root=tmp_path / "repo")
+
+
+def test_a_failed_build_keeps_the_published_version(tmp_path: Path) -> None:
+    root = tmp_path / "repo"
+    build(spec(*HYBRID), root=root)
+    before = snapshot(root)
+    with pytest.raises(BuilderError):
+        build(spec("data_dependent", "x=float32[4]"), root=root)
+    with pytest.raises(VerificationError):
+        build(spec(*HYBRID, verify=VerifySettings(rtol=0.0, atol=0.0)), root=root)
+    assert snapshot(root) == before
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def test_the_config_can_be_customised(tmp_path: Path) -> None:
+    plain = spec(*HYBRID)
+    options = {"instance_group": [{"count": 2, "kind": "KIND_CPU"}], "parameters": {"team": "search"}}
+    customised = BuildSpec(**{**plain.model_dump(), "inputs": plain.inputs, "triton": options})
+    result = build(customised, root=tmp_path / "repo")
+    text = (tmp_path / "repo" / "net" / "config.pbtxt").read_text()
+    assert "count: 2" in text and 'key: "team"' in text
+    assert result.publication.created
+
+
+def test_json_of_the_manifest_is_plain(tmp_path: Path) -> None:
+    result = build(spec(*HYBRID), root=tmp_path / "repo")
+    data = json.loads((result.publication.path / "manifest.json").read_text())
+    assert str(Path.cwd()) not in json.dumps(data), "no path of the building machine is published"
+    outputs = RuntimeModel(result.publication.path)({"x": np.ones((1, 2, 16), np.float32)})
+    assert to_numpy(outputs["output"]).shape == (1, 2, 8)
