@@ -350,12 +350,18 @@ def _verify(
         target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(path.absolute())
-    compiled = RuntimeModel(directory, manifest=manifest, device=str(compiler.target().get("device", "cpu")))
+    compiled = RuntimeModel(directory, manifest=manifest, device=_device(compiler))
 
     def told(count: int, point: Point) -> None:
         progress.step(str(point), count, 0)
 
     return verify_model(exported.eager, compiled, spec.settings.verify, told)
+
+
+def _device(compiler: Compiler) -> str:
+    """Where the segments run here: on the GPU if the engines are for one and there is one."""
+    on_gpu = compiler.target().get("device") == "cuda" and torch.cuda.is_available()
+    return "cuda:0" if on_gpu else "cpu"
 
 
 def _warmup(exported: ExportedModel, spec: BuildSpec) -> tuple[WarmupSample, ...]:

@@ -116,7 +116,7 @@ def _spec(
 ) -> Any:
     from builder.spec import find_spec
 
-    given = {k: v for k, v in settings.items() if v not in (None, [], False)}
+    given = {k: v for k, v in settings.items() if v is not None and v is not False and v != []}
     tolerances = {k: v for k, v in verify.items() if v is not None}
     return find_spec(
         model, name=name, inputs=inputs or (), output_names=output_names or None, overrides=given, verify=tolerances

@@ -536,9 +536,7 @@ def _advice(text: str, module: torch.nn.Module, inputs: Sequence[Input], keyword
     return "change the named line so that torch.export can trace it; --debug shows torch's full message"
 
 
-def _eager_failure(
-    module: torch.nn.Module, inputs: Sequence[Input], keywords: bool, point: str
-) -> Exception | None:
+def _eager_failure(module: torch.nn.Module, inputs: Sequence[Input], keywords: bool, point: str) -> Exception | None:
     """What a plain forward pass at "min" or "opt" raises, so that a model that never worked is told apart."""
     sizes = {_dim_name(i, axis, d): getattr(d, point) for i, axis, d in _dynamic(inputs)}
     try:

@@ -117,4 +117,6 @@ class _OnnxRuntimeRunner:
             else:
                 feed[name] = OrtValue.ortvalue_from_numpy(to_numpy(value))
         values = self._session.run_with_ort_values(self._outputs, feed)
-        return [torch.utils.dlpack.from_dlpack(v._ortvalue) if "bfloat16" in v.data_type() else v.numpy() for v in values]
+        return [
+            torch.utils.dlpack.from_dlpack(v._ortvalue) if "bfloat16" in v.data_type() else v.numpy() for v in values
+        ]

@@ -53,7 +53,9 @@ def test_tensors_fit_the_point() -> None:
     assert set(ids.unique().tolist()) == {5, 6, 7, 8, 9}
 
 
-@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-4), ("float16", 1e-2), ("bfloat16", 4e-2), ("float64", 1e-6)])
+@pytest.mark.parametrize(
+    ("dtype", "allowed"), [("float32", 1e-4), ("float16", 1e-2), ("bfloat16", 4e-2), ("float64", 1e-6)]
+)
 def test_tolerance_is_relative_to_the_largest_magnitude(dtype: str, allowed: float) -> None:
     kind = getattr(torch, dtype)
     reference = torch.tensor([100.0, 0.0], dtype=torch.float64)

@@ -148,7 +148,9 @@ def test_output_names() -> None:
     assert names == ("output_0.a.0", "output_0.a.1", "output_0.b", "output_1")
     with pytest.raises(SpecError, match="2 output names are given, but the model returns 4 tensors"):
         export_model(Nested(), [parse_input("x=float32[4]")], output_names=["p", "q"])
-    single = export_model(nets.TwoInputs(), [parse_input("float32[4]"), parse_input("float32[4]")], output_names=["sum"])
+    single = export_model(
+        nets.TwoInputs(), [parse_input("float32[4]"), parse_input("float32[4]")], output_names=["sum"]
+    )
     assert single.output_names == ("sum",)
 
 

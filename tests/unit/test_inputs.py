@@ -41,7 +41,9 @@ def test_dimensions(text: str, dims: tuple[Range, ...]) -> None:
     assert parse_input(text).dims == dims
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, np.float16, "float16", "fp16", "half", "torch.float16", np.dtype("float16")])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, np.float16, "float16", "fp16", "half", "torch.float16", np.dtype("float16")]
+)
 def test_dtype_spellings(dtype: object) -> None:
     assert Input((1,), dtype=dtype).dtype == "float16"
 

@@ -76,7 +76,11 @@ def test_boundaries_have_the_declared_ranges_and_no_sizes() -> None:
     plan = partition(model, Oracle(["bessel"]), Settings())
     (boundary,) = plan.segments[2].inputs
     assert boundary.dims == (Range(1, 8, 32, "B"), Range(2, 16, 64, "T"), Range(32, 32, 32))
-    assert all(isinstance(n.meta["val"], torch.Tensor) for s in plan.segments for n in s.program.graph.find_nodes(op="placeholder"))
+    assert all(
+        isinstance(n.meta["val"], torch.Tensor)
+        for s in plan.segments
+        for n in s.program.graph.find_nodes(op="placeholder")
+    )
 
 
 class DerivedSizes(torch.nn.Module):
@@ -171,7 +175,9 @@ class Random(torch.nn.Module):
         values = [x, x + 1]
         for kind, left, right in self.steps:
             a, b = values[left % len(values)], values[right % len(values)]
-            values.append([a - b, torch.sin(a), a * b.shape[0], torch.cos(a) + b.sum(), torch.tanh(a).reshape(b.shape)][kind])
+            values.append(
+                [a - b, torch.sin(a), a * b.shape[0], torch.cos(a) + b.sum(), torch.tanh(a).reshape(b.shape)][kind]
+            )
         return values[-1], values[len(values) // 2]
 
 

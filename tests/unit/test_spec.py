@@ -86,9 +86,7 @@ def test_unnamed_inputs_replace_all(tmp_path: Path) -> None:
         (("[inputs]", "[inputs"), "not valid TOML", None),
     ],
 )
-def test_wrong_keys_and_values_are_named(
-    tmp_path: Path, change: tuple[str, str], said: str, fix: str | None
-) -> None:
+def test_wrong_keys_and_values_are_named(tmp_path: Path, change: tuple[str, str], said: str, fix: str | None) -> None:
     path = write(tmp_path, GOOD.replace(*change))
     with pytest.raises(SpecError) as caught:
         find_spec(path)
@@ -115,7 +113,12 @@ def test_unknown_models() -> None:
 
 @pytest.mark.parametrize(
     ("source", "name"),
-    [("package.module:make_net", "make_net"), ("dir/my net.pt2", "my_net"), ("hf:org/Model-v2", "Model-v2"), ("timm:a.b", "a_b")],
+    [
+        ("package.module:make_net", "make_net"),
+        ("dir/my net.pt2", "my_net"),
+        ("hf:org/Model-v2", "Model-v2"),
+        ("timm:a.b", "a_b"),
+    ],
 )
 def test_names_of_models_without_a_spec(source: str, name: str) -> None:
     assert find_spec(source).name == name
