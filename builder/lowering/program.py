@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from builder.export import quiet_torch
 from builder.partition.plan import Segment
+from builder.tracing import quiet_torch
 
 __all__ = ["save_program"]
 

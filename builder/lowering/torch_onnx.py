@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from builder.export import quiet_torch
 from builder.partition.assign import is_compute
+from builder.tracing import quiet_torch
 
 __all__ = ["OPSET", "decompose_for_onnx", "untranslatable"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from builder.errors import BuilderError, SpecError
-from builder.export import code_place
+from builder.explain import code_place
 from builder.inputs import Input
 from builder.models import FORMS
 from builder.models.loaded import LoadedModel
@@ -223,6 +223,7 @@ def _library(package: str, extra: str) -> Any:
 
 def _hugging_face(name: str, arguments: dict[str, Any]) -> LoadedModel:
     transformers = _library("transformers", "hf")
+    transformers.utils.logging.disable_progress_bar()
     factory = getattr(transformers, str(arguments.pop("auto_class", "AutoModel")))
     try:
         module = factory.from_pretrained(name, **arguments)

@@ -1,0 +1,139 @@
+"""Call a module, and trace it with torch.export at sizes that do not specialise."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from builder.inputs import Input
+from builder.types import Range, SymbolName
+
+__all__ = ["call_module", "dim_name", "dynamic_dims", "examples", "quiet_torch", "trace", "trace_sizes"]
+
+
+def call_module(
+    module: torch.nn.Module, inputs: Sequence[Input], keywords: bool, tensors: Sequence[torch.Tensor]
+) -> Any:
+    """What `forward` returns for tensors in the order of the inputs, passed by name or by position."""
+    if keywords:
+        return module(**dict(zip((i.name or "" for i in inputs), tensors, strict=True)))
+    return module(*tensors)
+
+
+def trace_sizes(inputs: Sequence[Input]) -> dict[SymbolName, int]:
+    """A size for each dynamic dimension at which torch does not specialise.
+
+    0 and 1 are specialised by torch.export, and equal sizes of two dimensions could be taken for
+    one dimension, so sizes are distinct and at least 2 wherever the ranges allow it.
+    """
+    taken = {d.min for i in inputs for d in i.dims if d.is_static}
+    sizes: dict[SymbolName, int] = {}
+    for item, axis, dim in dynamic_dims(inputs):
+        name = dim_name(item, axis, dim)
+        if name in sizes:
+            continue
+        assert dim.max is not None
+        low = max(dim.min, 2 * dim.multiple) if dim.max >= 2 * dim.multiple else dim.min
+        around = sorted(
+            range(low, min(dim.max, low + 4096 * dim.multiple) + 1, dim.multiple), key=lambda s: abs(s - dim.opt)
+        )
+        sizes[name] = next((s for s in around if s not in taken), around[0])
+        taken.add(sizes[name])
+    return sizes
+
+
+def dynamic_dims(inputs: Sequence[Input]) -> Iterator[tuple[Input, int, Range]]:
+    """Every dimension that is not static, with its input and axis."""
+    for item in inputs:
+        for axis, dim in enumerate(item.dims):
+            if not dim.is_static:
+                yield item, axis, dim
+
+
+def dim_name(item: Input, axis: int, dim: Range) -> SymbolName:
+    """The dimension's name for torch, which demands one: its own, else one made of input and axis."""
+    return dim.name or f"{(item.name or '').replace('.', '_')}_{axis}"
+
+
+def examples(inputs: Sequence[Input], sizes: Mapping[SymbolName, int]) -> list[torch.Tensor]:
+    """A tensor for each input, of the given sizes by `dim_name`, filled with its lowest valid value."""
+    # Distinct tensors, since torch.export takes one tensor passed twice for one input.
+    return [
+        torch.full(
+            [d.min if d.is_static else sizes[dim_name(i, axis, d)] for axis, d in enumerate(i.dims)],
+            i.value_range[0] if i.value_range else 0,
+            dtype=getattr(torch, i.dtype),
+        )
+        for i in inputs
+    ]
+
+
+def _dynamic_shapes(inputs: Sequence[Input]) -> list[dict[int, Any]]:
+    dims: dict[SymbolName, Any] = {}
+    for item, axis, dim in dynamic_dims(inputs):
+        name = dim_name(item, axis, dim)
+        if name in dims:
+            continue
+        assert dim.max is not None
+        if dim.multiple > 1:
+            base = Dim(f"_{name}", min=dim.min // dim.multiple, max=dim.max // dim.multiple)
+            dims[name] = dim.multiple * base
+        else:
+            dims[name] = Dim(name, min=dim.min, max=dim.max)
+    return [{axis: dims[dim_name(i, axis, d)] for axis, d in enumerate(i.dims) if not d.is_static} for i in inputs]
+
+
+def trace(
+    module: torch.nn.Module, inputs: Sequence[Input], keywords: bool, sizes: Mapping[SymbolName, int]
+) -> ExportedProgram:
+    """Export a module, traced at the given sizes, and make it functional.
+
+    Raises:
+        Exception: whatever torch.export raises; `builder.explain` puts it into words.
+    """
+    tensors = examples(inputs, sizes)
+    shapes = _dynamic_shapes(inputs)
+    with quiet_torch(), torch.no_grad():
+        if keywords:
+            names = [i.name or "" for i in inputs]
+            kwargs = dict(zip(names, tensors, strict=True))
+            dynamic: Any = dict(zip(names, shapes, strict=True))
+            program = torch.export.export(module, (), kwargs, dynamic_shapes=dynamic, strict=False)
+        else:
+            program = torch.export.export(
+                module, tuple(tensors), dynamic_shapes=_positional(module, shapes), strict=False
+            )
+        functional: ExportedProgram = program.run_decompositions({})
+        return functional
+
+
+def _positional(module: torch.nn.Module, shapes: list[dict[int, Any]]) -> Any:
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    if parameters and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        return (tuple(shapes),)
+    return tuple(shapes)
+
+
+@contextlib.contextmanager
+def quiet_torch() -> Iterator[None]:
+    """Keep torch's own warnings and logs off the user's terminal; errors still reach us as exceptions."""
+    loggers = [logging.getLogger(name) for name in ("torch", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        sink = io.StringIO()
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
