@@ -47,7 +47,7 @@ _MODEL_FILE = "model.py"
 # A server reads warm-up files at every load; larger samples cost more than they warm.
 _WARMUP_LIMIT = 32 << 20
 
-_RECORDED = ("triton-repo-builder", "torch", "onnx", "onnxscript", "onnxruntime", "tensorrt_rtx", "tensorrt", "numpy")
+_RECORDED = ("triton-repo-builder", "onnx", "onnxscript", "onnxruntime", "tensorrt_rtx", "tensorrt", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +396,8 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    # torch's own version tells a CPU build from one for CUDA; its package's may not.
+    found = {"python": platform.python_version(), "torch": torch.__version__}
     for package in _RECORDED:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)

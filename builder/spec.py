@@ -20,7 +20,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["BuildSpec", "example_specs", "find_spec", "validated"]
+__all__ = ["FORMS", "BuildSpec", "example_specs", "find_spec", "validated"]
+
+FORMS = (
+    "MODEL is the name of a spec in examples/, a spec file (model.toml), package.module:callable, "
+    "path/file.py:callable, an exported program (model.pt2), hf:ID_OR_DIR, torchvision:NAME or timm:NAME"
+)
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -145,8 +150,6 @@ def _spec_file(model: str) -> Path | None:
 
 def _plausible(model: str) -> None:
     if ":" not in model and not model.endswith(".pt2"):
-        from builder.models import FORMS
-
         raise SpecError(f"there is no model {model!r}", fix=f"{_known(model)}\n{FORMS}")
 
 

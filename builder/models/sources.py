@@ -16,8 +16,8 @@ import torch
 from builder.errors import BuilderError, SpecError
 from builder.explain import code_place
 from builder.inputs import Input
-from builder.models import FORMS
 from builder.models.loaded import LoadedModel
+from builder.spec import FORMS
 from builder.types import Range, canonical_dtype
 
 __all__ = ["load_model"]

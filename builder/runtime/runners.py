@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -67,7 +68,10 @@ class _TorchRunner:
 
         self._torch = torch
         self._device = device
-        program = torch.export.load(path)
+        with warnings.catch_warnings():
+            # Its weights are views of a read-only buffer; nothing writes into weights here.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            program = torch.export.load(path)
         if device != "cpu":
             from torch.export.passes import move_to_device_pass
 

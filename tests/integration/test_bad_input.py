@@ -49,7 +49,7 @@ def refused(root: Path, *arguments: str) -> str:
         (("tests/models/nosuch.py:net",), "there is no file"),
         (("json:dumps",), "raised TypeError"),
         (("os:getcwd",), "not a torch.nn.Module"),
-        (("hf:./nosuch",), "from_pretrained raised"),
+        (("hf:./nosuch",), "hf"),
         (("torchvision:nosuch",), "torchvision"),
         (("timm:nosuch",), "timm"),
         ((f"{NETS}:hybrid",), "no inputs are given"),

@@ -1,0 +1,40 @@
+"""What needs CUDA; skipped without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from builder.build import build
+from builder.runtime.model import RuntimeModel
+from builder.runtime.values import to_torch
+from tests.integration.test_build import HYBRID, spec
+from tests.models.nets import hybrid
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+@pytest.mark.parametrize("smallest", [1, 1000])
+def test_fallback_segments_run_on_the_gpu(tmp_path: Path, smallest: int) -> None:
+    result = build(spec(*HYBRID, min_block_size=smallest), root=tmp_path / "repo")
+    model = RuntimeModel(result.publication.path, device="cuda:0")
+    for size in ((1, 2), (7, 33), (32, 64)):
+        x = torch.randn(*size, 16)
+        output = model({"x": x.numpy()})["output"]
+        if smallest == 1000:
+            assert isinstance(output, torch.Tensor) and output.is_cuda, "a fallback segment leaves its output there"
+        with torch.inference_mode():
+            expected = hybrid()(x)
+        torch.testing.assert_close(to_torch(output), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_device_tensors_are_taken_as_they_are(tmp_path: Path) -> None:
+    result = build(spec(*HYBRID, min_block_size=1000), root=tmp_path / "repo")
+    model = RuntimeModel(result.publication.path, device="cuda:0")
+    x = torch.randn(3, 5, 16, device="cuda")
+    on_device = model({"x": x})["output"]
+    from_host = model({"x": np.ascontiguousarray(x.cpu().numpy())})["output"]
+    torch.testing.assert_close(to_torch(on_device), to_torch(from_host))
