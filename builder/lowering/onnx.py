@@ -33,8 +33,8 @@ class LoweredSegment:
     """A segment in ONNX, on disk.
 
     Its inputs are named `input_0`, `input_1`, ... and its outputs `output_0`, ... in the segment's
-    order. No name, path or trace of the model is in the graph file, and no weight of more than a
-    few bytes: two segments that compute the same have the same graph digest.
+    order. No name, path or trace of the model is in the graph file, and no weight: two
+    segments that compute the same have the same graph digest.
 
     Args:
         segment: that it was made of.
@@ -94,7 +94,8 @@ def lower_to_onnx(segment: Segment, directory: Path) -> LoweredSegment:
     if (len(names[0]), len(names[1])) != (len(segment.inputs), len(segment.outputs)):
         raise CompileError(f"the ONNX translation of {segment.name} has inputs and outputs {names}")
     origins = canonicalise(model, _origin)
-    ir.save(model, directory / GRAPH_FILE, external_data=WEIGHTS_FILE)
+    _write_weights(model, directory)
+    ir.save(model, directory / GRAPH_FILE)
     weights = directory / WEIGHTS_FILE
     return LoweredSegment(
         segment=segment,
@@ -103,6 +104,19 @@ def lower_to_onnx(segment: Segment, directory: Path) -> LoweredSegment:
         weights_digest=file_digest(weights) if weights.exists() else "",
         origins=origins,
     )
+
+
+def _write_weights(model: ir.Model, directory: Path) -> None:
+    """Move weights to their own file. Integers and single numbers stay in the graph: they decide what it computes."""
+    weights = [
+        v
+        for v in model.graph.initializers.values()
+        if v.const_value is not None and v.const_value.dtype.is_floating_point() and v.const_value.size > 1
+    ]
+    tensors = [v.const_value for v in weights if v.const_value is not None]
+    moved = ir.external_data.convert_tensors_to_external(tensors, directory, WEIGHTS_FILE)
+    for value, tensor in zip(weights, moved, strict=True):
+        value.const_value = tensor
 
 
 @contextlib.contextmanager
