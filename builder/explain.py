@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from builder.errors import BuilderError, ExportError
-from builder.inputs import Input
-from builder.tracing import call_module, dim_name, dynamic_dims, examples, quiet_torch, trace
+from builder.inputs import Input, parse_dim, resolve_names
+from builder.tracing import call_module, dim_name, dynamic_dims, examples, quiet_torch, trace, trace_sizes
 from builder.types import Range, SymbolName
 
 __all__ = ["check_runs", "code_place", "explained"]
@@ -33,46 +33,50 @@ def explained(
     keywords: bool,
     sizes: Mapping[SymbolName, int],
 ) -> BuilderError:
-    guards: list[_Guard] = []
-    with _observed_guards(guards):
-        try:
-            trace(module, inputs, keywords, sizes)
-        except Exception as again:
-            error = again
-    if not _is_constraint(error):
-        error = _constraint_at_other_sizes(module, inputs, keywords, guards) or error
-    if _is_constraint(error):
-        return _constraint_error(str(error), inputs, guards)
+    """What to tell the user of torch's error.
+
+    Torch names what a model requires of its sizes only when it is traced at sizes that meet the
+    requirement, and guesses it from them. So the model is traced again at other sizes, until the
+    ranges that torch's words lead to have been seen to work.
+
+    Args:
+        error: raised by `trace`.
+        module, inputs, keywords, sizes: what it was called with.
+    """
+    best: ExportError | None = None
+    for attempt in (sizes, _common_sizes(inputs), _divisible_sizes(inputs)):
+        guards: list[_Guard] = []
+        with _observed_guards(guards):
+            try:
+                trace(module, inputs, keywords, attempt)
+                continue
+            except Exception as again:
+                text = str(again)
+        requirements = _requirements(text, inputs)
+        if not requirements:
+            continue
+        instead = _instead(inputs, requirements)
+        works = instead is not None and _exports(module, instead, keywords)
+        said = _constraint_error(requirements, inputs, guards, instead if works else None)
+        if works:
+            return said
+        best = best or said
+    if best is not None:
+        return best
     text = str(error)
-    place = _raised_at(error) or _place_in_text(text)
     return ExportError(
         f"torch.export cannot export the model: {_shortened(error)}",
-        where=place,
+        where=_raised_at(error) or _place_in_text(text),
         fix=_advice(text, module, inputs, keywords),
     )
 
 
-def _is_constraint(error: Exception) -> bool:
-    return "Constraints violated" in str(error) or "Suggested fixes" in str(error)
-
-
-def _constraint_at_other_sizes(
-    module: torch.nn.Module, inputs: Sequence[Input], keywords: bool, guards: list[_Guard]
-) -> Exception | None:
-    """What torch says the model requires, found by tracing at sizes that meet the usual requirements.
-
-    A model that needs two dimensions to be equal, or one to be divisible, fails without a word of it
-    at sizes that are not.
-    """
-    for sizes in (_common_sizes(inputs), _divisible_sizes(inputs)):
-        guards.clear()
-        with _observed_guards(guards):
-            try:
-                trace(module, inputs, keywords, sizes)
-            except Exception as error:
-                if _is_constraint(error):
-                    return error
-    return None
+def _exports(module: torch.nn.Module, inputs: Sequence[Input], keywords: bool) -> bool:
+    try:
+        trace(module, inputs, keywords, trace_sizes(inputs))
+    except Exception:
+        return False
+    return True
 
 
 def _common_sizes(inputs: Sequence[Input]) -> dict[SymbolName, int]:
@@ -196,28 +200,47 @@ class _Requirement:
     instead: Mapping[SymbolName, str]
 
 
-def _constraint_error(text: str, inputs: Sequence[Input], guards: Sequence[_Guard]) -> ExportError:
+def _requirements(text: str, inputs: Sequence[Input]) -> list[_Requirement]:
+    """What torch's message says of the inputs' dimensions; empty if it is about something else."""
     by_name = {dim_name(i, axis, d): (i, axis, d) for i, axis, d in dynamic_dims(inputs)}
     fixes = text.partition("Suggested fixes:")[2].split("\n\n")[0].strip().splitlines()
-    requirements = [r for r in (_requirement(f.strip(), by_name, fixes) for f in fixes) if r]
-    if not requirements:
-        return ExportError(
-            f"the model cannot take the whole range: {_shortened(Exception(text))}", fix="narrow the range"
-        )
+    return [r for r in (_requirement(f.strip(), by_name) for f in fixes) if r]
+
+
+def _instead(inputs: Sequence[Input], requirements: Sequence[_Requirement]) -> tuple[Input, ...] | None:
+    """The inputs with ranges that meet the requirements; None where a range cannot express one."""
     replaced: dict[SymbolName, str] = {}
     for requirement in requirements:
+        if not requirement.instead:
+            return None
         replaced.update(requirement.instead)
-    places = _guard_places(requirements, by_name, guards)
-    return ExportError(
-        "the model does not take the whole range: " + "; ".join(r.what for r in requirements),
-        where=places,
-        fix="this works: " + "  ".join(f"--input '{_rewritten(i, replaced)}'" for i in inputs),
+    return resolve_names(
+        [
+            i.with_dims(
+                parse_dim(replaced[name], "") if (name := dim_name(i, axis, d)) in replaced else d
+                for axis, d in enumerate(i.dims)
+            )
+            for i in inputs
+        ]
     )
 
 
-def _requirement(
-    fix: str, by_name: Mapping[SymbolName, tuple[Input, int, Range]], fixes: Sequence[str]
-) -> _Requirement | None:
+def _constraint_error(
+    requirements: Sequence[_Requirement],
+    inputs: Sequence[Input],
+    guards: Sequence[_Guard],
+    instead: Sequence[Input] | None,
+) -> ExportError:
+    return ExportError(
+        "the model does not take the whole range: " + "; ".join(r.what for r in requirements),
+        where=_guard_places(requirements, inputs, guards),
+        fix="narrow the range to sizes that meet this"
+        if instead is None
+        else "this works: " + "  ".join(f"--input '{i}'" for i in instead),
+    )
+
+
+def _requirement(fix: str, by_name: Mapping[SymbolName, tuple[Input, int, Range]]) -> _Requirement | None:
     """One line of torch's "Suggested fixes" in our words; None for a line that only helps another."""
     name, _, value = (part.strip() for part in fix.partition("="))
     if name not in by_name:
@@ -228,9 +251,11 @@ def _requirement(
         return _Requirement(f"{subject} must be exactly {value}", {name: value})
     if value in by_name:
         other, other_axis, other_dim = by_name[value]
+        assert dim.max is not None and other_dim.max is not None
+        low, high = max(dim.min, other_dim.min), min(dim.max, other_dim.max)
+        both = str(Range(low, min(max(other_dim.opt, low), high), high, other_dim.name or value))
         same = f"{subject} must equal dimension {other_axis} of input {other.name!r}"
-        label = other_dim.name or value
-        return _Requirement(same, {name: label, value: str(Range(other_dim.min, other_dim.opt, other_dim.max, label))})
+        return _Requirement(same, {name: both, value: both} if low <= high else {})
     derived = re.fullmatch(r"(\d+)\*(\w+)", value)
     if derived:
         k = int(derived[1])
@@ -248,18 +273,12 @@ def _requirement(
     return _Requirement(f"{subject} must be {value}", {})
 
 
-def _rewritten(item: Input, replaced: Mapping[SymbolName, str]) -> str:
-    dims = [replaced.get(dim_name(item, axis, d), str(d)) for axis, d in enumerate(item.dims)]
-    text = str(item.with_dims(()))
-    return text.replace("[]", f"[{', '.join(dims)}]", 1)
-
-
 def _guard_places(
-    requirements: Sequence[_Requirement],
-    by_name: Mapping[SymbolName, tuple[Input, int, Range]],
-    guards: Sequence[_Guard],
+    requirements: Sequence[_Requirement], inputs: Sequence[Input], guards: Sequence[_Guard]
 ) -> str | None:
-    concerned = {(by_name[n][0].name, by_name[n][1]) for r in requirements for n in r.instead if n in by_name}
+    """The line of the model that asked for the first requirement that a line is known of."""
+    names = {name for r in requirements for name in r.instead}
+    concerned = {(i.name, axis) for i, axis, d in dynamic_dims(inputs) if dim_name(i, axis, d) in names}
     for guard in guards:
         for source in guard.sources:
             match = _SIZE_SOURCE.search(source)

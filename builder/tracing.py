@@ -32,7 +32,8 @@ def trace_sizes(inputs: Sequence[Input]) -> dict[SymbolName, int]:
     """A size for each dynamic dimension at which torch does not specialise.
 
     0 and 1 are specialised by torch.export, and equal sizes of two dimensions could be taken for
-    one dimension, so sizes are distinct and at least 2 wherever the ranges allow it.
+    one dimension, so sizes are distinct and at least 2 wherever the ranges allow it. They are as
+    divisible as opt is: a model that halves a size is traced at sizes that can be halved.
     """
     taken = {d.min for i in inputs for d in i.dims if d.is_static}
     sizes: dict[SymbolName, int] = {}
@@ -42,9 +43,9 @@ def trace_sizes(inputs: Sequence[Input]) -> dict[SymbolName, int]:
             continue
         assert dim.max is not None
         low = max(dim.min, 2 * dim.multiple) if dim.max >= 2 * dim.multiple else dim.min
-        around = sorted(
-            range(low, min(dim.max, low + 4096 * dim.multiple) + 1, dim.multiple), key=lambda s: abs(s - dim.opt)
-        )
+        candidates = range(low, min(dim.max, low + 4096 * dim.multiple) + 1, dim.multiple)
+        power = dim.opt & -dim.opt
+        around = sorted(candidates, key=lambda size: (size % power != 0, abs(size - dim.opt)))
         sizes[name] = next((s for s in around if s not in taken), around[0])
         taken.add(sizes[name])
     return sizes

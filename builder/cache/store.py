@@ -27,7 +27,7 @@ import platformdirs
 from filelock import FileLock
 
 from builder.cache.key import EngineKey
-from builder.files import file_digest
+from builder.files import file_digest, sync_path
 
 __all__ = ["EngineCache", "Entry", "cache_directory"]
 
@@ -134,12 +134,13 @@ class EngineCache:
                 "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             }
             (staging / _ENTRY).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-            _sync(staging)
+            _sync_tree(staging)
             final = self._path(entry.key)
             final.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError, OSError):
+            with contextlib.suppress(OSError):
                 # Another build may have come first; its entry is as good.
                 staging.rename(final)
+                sync_path(final.parent)
             if (final / _ENTRY).exists():
                 return dataclasses.replace(entry, files=final / _FILES)
         except OSError as error:
@@ -213,10 +214,6 @@ class EngineCache:
         return self._usable
 
 
-def _sync(directory: Path) -> None:
+def _sync_tree(directory: Path) -> None:
     for path in [*directory.rglob("*"), directory]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_path(path)

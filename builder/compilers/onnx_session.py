@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.export import ExportedProgram
 
@@ -14,6 +14,7 @@ from builder.lowering.onnx import LoweredSegment, LoweringFailure, lower_to_onnx
 from builder.lowering.torch_onnx import OPSET, decompose_for_onnx, untranslatable
 from builder.partition.assign import is_compute
 from builder.partition.plan import Segment
+from builder.types import DTYPES, TensorSpec
 
 __all__ = ["OnnxSession"]
 
@@ -23,7 +24,16 @@ class OnnxSession(abc.ABC):
 
     A segment is lowered when the partitioner first asks about it; what was accepted is compiled
     from the same files.
+
+    Attributes:
+        library: the compiler's name in messages.
+        io_dtypes: what can cross an engine's boundary.
+        bounded: whether each size at a boundary needs an upper bound.
     """
+
+    library: ClassVar[str]
+    io_dtypes: ClassVar[frozenset[str]] = frozenset(DTYPES)
+    bounded: ClassVar[bool] = False
 
     def __init__(self, work: Path) -> None:
         self._work = work
@@ -46,7 +56,10 @@ class OnnxSession(abc.ABC):
         return untranslatable(program)
 
     def examine(self, segment: Segment) -> Mapping[str, str]:
-        """Nodes that the exporter or the parser refuses, with its message."""
+        """Nodes that the exporter or the parser refuses, with its message; or that no boundary can stand at."""
+        refused = self._refused_boundary(segment)
+        if refused:
+            return refused
         try:
             lowered = self.lowered(segment)
         except LoweringFailure as failure:
@@ -58,6 +71,29 @@ class OnnxSession(abc.ABC):
             for node in blamed:
                 reasons.setdefault(node, message)
         return reasons
+
+    def _refused_boundary(self, segment: Segment) -> dict[str, str]:
+        """Nodes beside a boundary tensor that the engine cannot have; the boundary moves past them."""
+        graph = segment.program.graph
+        placeholders = graph.find_nodes(op="placeholder")[-len(segment.inputs) :] if segment.inputs else []
+        returned = graph.output_node().all_input_nodes
+        refused: dict[str, str] = {}
+        for spec, node in [
+            *zip(segment.inputs, placeholders, strict=True),
+            *zip(segment.outputs, returned, strict=True),
+        ]:
+            reason = self._refusal(spec)
+            if reason:
+                beside = [n for n in node.users if n.op == "call_function"] if node.op == "placeholder" else [node]
+                refused.update((n.name, reason) for n in beside)
+        return refused
+
+    def _refusal(self, tensor: TensorSpec) -> str | None:
+        if tensor.dtype not in self.io_dtypes:
+            return f"{self.library} has no {tensor.dtype} inputs and outputs, and {tensor.name!r} would be one"
+        if self.bounded and any(d.max is None for d in tensor.dims):
+            return f"{self.library} needs an upper bound for each size, and {tensor.name!r} has none"
+        return None
 
     def lowered(self, segment: Segment) -> LoweredSegment:
         """The segment in ONNX; lowered on the first call.

@@ -61,6 +61,8 @@ def _version() -> str:
 
 
 class _Session(OnnxSession):
+    library = "ONNX Runtime"
+
     def parse(self, lowered: LoweredSegment) -> Mapping[str | None, str]:
         message = _load_failure(lowered.graph)
         if message is None:
@@ -87,5 +89,6 @@ def _load_failure(graph: Path) -> str | None:
         onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         text = " ".join(str(error).split())
-        return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)[:400]
+        text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+        return re.sub(r"^Load model from \S+ failed:", "", text)[:400]
     return None

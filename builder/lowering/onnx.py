@@ -25,6 +25,9 @@ __all__ = ["GRAPH_FILE", "WEIGHTS_FILE", "LoweredSegment", "LoweringFailure", "l
 GRAPH_FILE = "model.onnx"
 WEIGHTS_FILE = "weights.bin"
 
+# Bytes.
+_SMALLEST_WEIGHT = 256
+
 _SEGMENT_NODE = "builder.segment_node"
 
 
@@ -33,7 +36,7 @@ class LoweredSegment:
     """A segment in ONNX, on disk.
 
     Its inputs are named `input_0`, `input_1`, ... and its outputs `output_0`, ... in the segment's
-    order. No name, path or trace of the model is in the graph file, and no weight: two
+    order. No name, path or trace of the model is in the graph file, and no weight but small ones: two
     segments that compute the same have the same graph digest.
 
     Args:
@@ -88,6 +91,8 @@ def lower_to_onnx(segment: Segment, directory: Path) -> LoweredSegment:
             )
     except Exception as error:
         raise LoweringFailure(_blame(segment, error)) from error
+    finally:
+        _forget_unbacked(segment)
     assert exported is not None
     model = exported.model
     names = [v.name for v in model.graph.inputs], [v.name for v in model.graph.outputs]
@@ -107,16 +112,20 @@ def lower_to_onnx(segment: Segment, directory: Path) -> LoweredSegment:
 
 
 def _write_weights(model: ir.Model, directory: Path) -> None:
-    """Move weights to their own file. Integers and single numbers stay in the graph: they decide what it computes."""
-    weights = [
-        v
-        for v in model.graph.initializers.values()
-        if v.const_value is not None and v.const_value.dtype.is_floating_point() and v.const_value.size > 1
-    ]
+    """Move weights to their own file.
+
+    Integers and small tensors stay in the graph: they decide shapes (the scales of a Resize), and
+    parsers need them while they infer those.
+    """
+    weights = [v for v in model.graph.initializers.values() if _is_weight(v.const_value)]
     tensors = [v.const_value for v in weights if v.const_value is not None]
     moved = ir.external_data.convert_tensors_to_external(tensors, directory, WEIGHTS_FILE)
     for value, tensor in zip(weights, moved, strict=True):
         value.const_value = tensor
+
+
+def _is_weight(tensor: ir.TensorProtocol | None) -> bool:
+    return tensor is not None and tensor.dtype.is_floating_point() and tensor.nbytes >= _SMALLEST_WEIGHT
 
 
 @contextlib.contextmanager
@@ -139,6 +148,15 @@ def _tagged(segment: Segment) -> Iterator[None]:
     finally:
         for node, stack in saved.items():
             node.meta["nn_module_stack"] = stack
+
+
+def _forget_unbacked(segment: Segment) -> None:
+    """Data-dependent sizes that the exporter's tracing made up would be missed by the next trace of this program."""
+    for node in segment.program.graph.find_nodes(op="placeholder"):
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        pending = getattr(getattr(mode, "shape_env", None), "pending_fresh_unbacked_symbols", None)
+        if pending:
+            pending.clear()
 
 
 def _origin(node: ir.Node) -> str | None:

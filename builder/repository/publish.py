@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.errors import RepositoryError
+from builder.files import sync_path
 from builder.repository.config import render_config, signature, validate_config
 from builder.repository.plan import CONFIG_NAME, Publication, RepositoryPlan
 from builder.repository.staging import check_writable, make_directory, os_errors, resolved_root, staging_directory
@@ -97,7 +98,7 @@ def _stage(plan: RepositoryPlan, config: str, directory: Path) -> _Staged:
             _store([tensor.data], directory / _WARMUP_DIR / sample.file_name(name))
     _store([encoded], directory / CONFIG_NAME)
     for parent, _, _ in os.walk(directory):
-        _sync_directory(Path(parent))
+        sync_path(Path(parent))
     return _Staged(directory, manifest)
 
 
@@ -120,20 +121,12 @@ def _chunks(source: Path) -> Iterator[bytes]:
         yield from iter(partial(stream.read, _CHUNK), b"")
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _add_model(plan: RepositoryPlan, staged: _Staged, model: Path, undo: ExitStack) -> Publication | None:
     """Rename the staged model into the repository; None when another publisher was faster."""
     _check_served(plan, [1])
     if not _rename(staged.directory, model, undo):
         return None
-    _sync_directory(model.parent)
+    sync_path(model.parent)
     return Publication(plan.name, 1, model / "1", True, staged.manifest, _unserved(plan, 1))
 
 
@@ -157,9 +150,9 @@ def _add_version(plan: RepositoryPlan, staged: _Staged, model: Path, undo: ExitS
     # Renaming onto an empty directory would succeed, and take it from whoever is about to fill it.
     if target.exists() or not _rename(staged.version, target, undo):
         return None
-    _sync_directory(model)
+    sync_path(model)
     note = _update_config(model, staged, undo) or _unserved(plan, version)
-    _sync_directory(model)
+    sync_path(model)
     return Publication(plan.name, version, target, True, staged.manifest, note)
 
 
@@ -194,7 +187,7 @@ def _add_warmup(staged: _Staged, model: Path, undo: ExitStack) -> None:
         if not target.exists():
             undo.callback(_take_back, target, source, source.stat().st_ino)
         source.replace(target)
-    _sync_directory(directory)
+    sync_path(directory)
 
 
 def _update_config(model: Path, staged: _Staged, undo: ExitStack) -> str:

@@ -68,21 +68,23 @@ def error_lines(log: Iterable[str]) -> list[str]:
     """Why a server failed, in its own words, without time stamps and Python tracebacks.
 
     The lines that name a cause ("failed to load ...", "Poll failed for model directory ..."); if
-    there is none, every error; if there is none, the last lines of the log.
+    there is none, every error; if there is none, the server's parting words, or the last lines.
 
     Source: log format of triton-inference-server/common, `triton_common/src/logging.cc`.
     """
     log = [line for line in log if line.strip()]
-    errors = list(dict.fromkeys(filter(None, map(_error_text, log))))
+    errors = _texts(log, _ERROR, _PROTOBUF)
     causes = [text for text in errors if _CAUSE.search(text)]
-    return causes or errors or log[-_LAST_LINES:]
+    return causes or errors or _texts(log, _FATAL) or log[-_LAST_LINES:]
 
 
-def _error_text(line: str) -> str | None:
-    match = _ERROR.match(line) or _PROTOBUF.match(line) or _FATAL.match(line)
-    if match is None:
-        return None
-    text = match["text"].strip()
+def _texts(log: Iterable[str], *patterns: re.Pattern[str]) -> list[str]:
+    """What the lines of these kinds say, each text once."""
+    matches = (pattern.match(line) for line in log for pattern in patterns)
+    return list(dict.fromkeys(_readable(match["text"].strip()) for match in matches if match))
+
+
+def _readable(text: str) -> str:
     if len(text) > 1 and text[0] == text[-1] == '"':
         text = text[1:-1].replace("\\n", "\n").replace('\\"', '"')
     return text.partition("\n\nAt:\n")[0].strip()[:_LONGEST_REASON]

@@ -109,7 +109,12 @@ def verify_model(
         on_point(count, point)
         expected = _eager(model, tensors, point)
         actual = _compiled(compiled, request_of(model, tensors), point)
-        for name, difference in compare_outputs(expected, actual, settings, str(point)).items():
+        try:
+            differences = compare_outputs(expected, actual, settings, str(point))
+        except VerificationError:
+            _check_repeats(model, tensors, expected, settings, point)
+            raise
+        for name, difference in differences.items():
             if name not in worst or difference.relative >= worst[name].relative:
                 worst[name] = OutputError(name, difference.absolute, difference.relative, str(point))
         count += 1
@@ -133,6 +138,24 @@ def _eager(model: EagerModel, tensors: Sequence[torch.Tensor], point: Point) -> 
             where=f"at {point}",
             fix="narrow the range, or give the inputs a value range (in LOW..HIGH) that the model takes",
         ) from error
+
+
+def _check_repeats(
+    model: EagerModel,
+    tensors: Sequence[torch.Tensor],
+    first: Mapping[str, torch.Tensor],
+    settings: VerifySettings,
+    point: Point,
+) -> None:
+    """A model that draws random numbers differs from itself; that is not the compiler's fault."""
+    second = _eager(model, tensors, point)
+    for name, tensor in first.items():
+        if compare_tensors(tensor, second[name], settings).problem:
+            raise VerificationError(
+                f"the model is random: eager PyTorch gives another output {name!r} for the same inputs",
+                where=f"at {point}",
+                fix="make it deterministic in eval mode; random numbers can be an input of the model",
+            )
 
 
 def _compiled(

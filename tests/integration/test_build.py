@@ -167,6 +167,32 @@ def test_a_segment_that_does_not_build_is_left_to_pytorch(tmp_path: Path, monkey
         build(spec("first_half", HYBRID[1], require_full_compilation=True), root=tmp_path / "repo")
 
 
+def test_a_random_model_is_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(VerificationError, match="the model is random"):
+        build(spec("Noise", "x=float32[B=1:2:4, 4]"), root=tmp_path / "repo")
+
+
+def test_complex_values_do_not_cross_a_boundary(tmp_path: Path) -> None:
+    result = build(spec("Spectrum", "x=float32[B=1:2:4, 16]", torch_executed_ops=["aten::abs"]), root=tmp_path / "repo")
+    assert result.report.verified
+    reasons = {f.operator: f.reason for f in result.plan.fallbacks}
+    assert "no complex64 inputs and outputs" in reasons["aten._fft_r2c"]
+    assert [s.kind for s in result.plan.segments] == ["engine", "fallback", "engine"]
+
+
+def test_data_dependent_sizes(tmp_path: Path) -> None:
+    for excluded in ([], ["aten::nonzero"]):
+        result = build(spec("Positive", "x=float32[B=1:2:4, 4]", torch_executed_ops=excluded), root=tmp_path / "repo")
+        assert result.report.verified
+        (output,) = result.publication.manifest.outputs
+        assert output.tensor.dims[0].min == 0
+
+
+def test_small_constants_stay_where_the_parser_needs_them(tmp_path: Path) -> None:
+    result = build(spec("Resize", "x=float32[B=1:2:4, 3, H=5:8:20, W=5:8:20]"), root=tmp_path / "repo")
+    assert result.report.verified and not result.plan.fallbacks
+
+
 def test_own_tolerance(tmp_path: Path) -> None:
     strict = VerifySettings(rtol=0.0, atol=0.0, random_points=0)
     with pytest.raises(VerificationError, match="allowed 0e"):

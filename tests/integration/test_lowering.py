@@ -43,7 +43,7 @@ def lowered(tmp_path: Path, module: nn.Module, text: str = "x=float32[B=1:2:4, 1
 
 
 class First(nn.Module):
-    def __init__(self, width: int = 16) -> None:
+    def __init__(self, width: int = 64) -> None:
         super().__init__()
         self.encoder = nn.Linear(16, width)
         self.norm = nn.LayerNorm(width)
@@ -57,8 +57,8 @@ class Renamed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.b = nn.LayerNorm(16)
-        self.a = nn.Linear(16, 16)
+        self.b = nn.LayerNorm(64)
+        self.a = nn.Linear(16, 64)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         hidden = self.a(tokens)

@@ -51,6 +51,19 @@ class MultipleOfFour(nn.Module):
         return x.view(-1, 4, 16).sum(1)
 
 
+class UNet(nn.Module):
+    """Halves height and width twice and doubles them again, which works for multiples of four."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1))
+        self.up = nn.Sequential(nn.ConvTranspose2d(8, 8, 2, 2), nn.ReLU(), nn.ConvTranspose2d(8, 3, 2, 2))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        down = self.down(image)
+        return self.up(down) + image
+
+
 class AtMost(nn.Module):
     """Positions up to 128."""
 
@@ -136,3 +149,33 @@ class Permute(nn.Module):
 
     def forward(self, x: torch.Tensor, scalar: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.cat([x.transpose(0, 1), x.transpose(0, 1)], dim=0), scalar.reshape(1).reshape(())
+
+
+class Noise(nn.Module):
+    """Gives another output every time."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn_like(x)
+
+
+class Spectrum(nn.Module):
+    """Complex values inside."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(x * 2).abs() + 1
+
+
+class Positive(nn.Module):
+    """As many rows as there are positive elements."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nonzero(x > 0) * 2
+
+
+class Resize(nn.Module):
+    """Doubles height and width in two ways."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bilinear = nn.functional.interpolate(x, scale_factor=2, mode="bilinear")
+        nearest = nn.functional.interpolate(x, size=(x.shape[2] * 2, x.shape[3] * 2), mode="nearest")
+        return bilinear + nearest

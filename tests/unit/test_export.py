@@ -29,15 +29,30 @@ def go(module: torch.nn.Module, *inputs: str) -> object:
             nets.TwoInputs(),
             ["x=float32[B=1:4:8, 3]", "y=float32[C=1:4:8, 3]"],
             "dimension 0 of input 'y' (C=1:4:8) must equal dimension 0 of input 'x'",
-            ["x=float32[B=1:4:8, 3]", "y=float32[B, 3]"],
+            ["x=float32[B=1:4:8, 3]", "y=float32[B=1:4:8, 3]"],
             "return x + y",
         ),
         (
             nets.TwoInputs(),
             ["x=float32[1:4:8, 3]", "y=float32[1:4:8, 3]"],
             "dimension 0 of input 'y' (1:4:8) must equal dimension 0 of input 'x'",
-            ["x=float32[x_0=1:4:8, 3]", "y=float32[x_0, 3]"],
+            ["x=float32[x_0=1:4:8, 3]", "y=float32[x_0=1:4:8, 3]"],
             "return x + y",
+        ),
+        (
+            nets.TwoInputs(),
+            ["x=float32[B=1:4:8, 3]", "y=float32[C=2:3:16, 3]"],
+            "dimension 0 of input 'y' (C=2:3:16) must equal dimension 0 of input 'x'",
+            ["x=float32[B=2:4:8, 3]", "y=float32[B=2:4:8, 3]"],
+            "return x + y",
+        ),
+        (
+            nets.UNet(),
+            ["image=float32[B=1:2:4, 3, H=16:32:64, W=18:30:66]"],
+            "dimension 2 of input 'image' (H=16:32:64) must be a multiple of 4; "
+            "dimension 3 of input 'image' (W=18:30:66) must be a multiple of 4",
+            ["image=float32[B=1:2:4, 3, H=16:32:64%4, W=20:32:64%4]"],
+            "self.up(down) + image",
         ),
         (
             nets.MultipleOfFour(),

@@ -19,7 +19,6 @@ from builder.compilers.onnx_session import OnnxSession
 from builder.errors import CompileError
 from builder.lowering.onnx import LoweredSegment
 from builder.partition.plan import Segment
-from builder.types import TensorSpec
 
 __all__ = ["TensorRTRTXCompiler"]
 
@@ -28,9 +27,6 @@ _PLAN_FILE = "model.plan"
 
 # Compute capabilities that TensorRT-RTX takes: Turing, Ampere, Ada and consumer Blackwell, not data-centre Hopper.
 _CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (12, 0), (12, 1)}
-
-# Network inputs and outputs of other types are refused, or silently narrowed (float64).
-_IO_DTYPES = frozenset({"float32", "float16", "bfloat16", "int32", "int64", "int8", "uint8", "bool"})
 
 
 class TensorRTRTXCompiler:
@@ -85,14 +81,16 @@ def _can_run() -> tuple[bool, str]:
 
 
 class _Session(OnnxSession):
+    library = "TensorRT-RTX"
+    # Others are refused by the parser, or silently narrowed (float64).
+    io_dtypes = frozenset({"float32", "float16", "bfloat16", "int32", "int64", "int8", "uint8", "bool"})
+    bounded = True
+
     def __init__(self, work: Path, trt: Any) -> None:
         super().__init__(work)
         self._trt = trt
 
     def parse(self, lowered: LoweredSegment) -> Mapping[str | None, str]:
-        refused = _refused_boundary((*lowered.segment.inputs, *lowered.segment.outputs))
-        if refused:
-            return {None: refused}
         trt = self._trt
         logger, _, network = _network(trt)
         parser = trt.OnnxParser(network, logger)
@@ -170,15 +168,6 @@ def _node_names(lowered: LoweredSegment) -> list[str]:
 
     model = onnx.load(lowered.graph, load_external_data=False)
     return [node.name for node in model.graph.node]
-
-
-def _refused_boundary(tensors: tuple[TensorSpec, ...]) -> str | None:
-    for tensor in tensors:
-        if tensor.dtype not in _IO_DTYPES:
-            return f"TensorRT has no {tensor.dtype} inputs and outputs, and {tensor.name!r} is one at this boundary"
-        if any(d.max is None for d in tensor.dims):
-            return f"TensorRT needs an upper bound for each size, and {tensor.name!r} has none"
-    return None
 
 
 def _profile(builder: Any, network: Any, segment: Segment) -> Any | None:
