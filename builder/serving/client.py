@@ -49,7 +49,7 @@ class Client:
         self.url = url
         self._timeout = timeout
         self._input_types: dict[tuple[str, str], dict[str, str]] = {}
-        # tritonclient takes a good part of a second to import.
+        # Imported here, for commands that call no server start faster without it.
         self._api = importlib.import_module(f"tritonclient.{protocol}")
         self._utils = importlib.import_module("tritonclient.utils")
         with self._reported("the client cannot be made"):

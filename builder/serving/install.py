@@ -83,19 +83,16 @@ def assemble(install: ServerInstall, directory: Path) -> ServerInstall:
 def server_environment(install: ServerInstall, base: Mapping[str, str]) -> dict[str, str]:
     """Environment variables under which the server's Python models see this interpreter's packages.
 
-    The stub embeds Python and gives it no path of its own, so Python looks for `python3` on PATH
-    and takes the virtual environment, with its `.pth` files, from the `pyvenv.cfg` beside it.
+    The stub embeds Python in its isolated configuration: PYTHONPATH, every other PYTHON* variable and
+    the user's site-packages mean nothing to it. What is left is that Python looks for `python3` on
+    PATH, and takes the virtual environment, with its `.pth` files, from the `pyvenv.cfg` beside it.
 
-    Source: "The initialization of the sys.path module search path", Python documentation.
+    Source: `sys.flags` inside a stub of nvidia-pytriton 0.7.0; "Isolated Configuration" and "Python
+    Path Configuration" in the documentation of Python's C API.
     """
     environment = dict(base)
     _prepend(environment, "PATH", Path(sys.executable).parent)
     _prepend(environment, "LD_LIBRARY_PATH", *install.library_path)
-    package_root = Path(__file__).resolve().parents[2]
-    if package_root not in _site_packages():
-        _prepend(environment, "PYTHONPATH", package_root)
-    # A model's __pycache__ would be a change to the model repository.
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
     return environment
 
 
@@ -131,7 +128,7 @@ def _wheel_server() -> ServerInstall | None:
 
 
 def _package_directory(name: str) -> Path | None:
-    # find_spec of a top-level package does not import it; importing pytriton takes over a second.
+    # find_spec of a top-level package does not import it, which would be slow and change logging.
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -191,11 +188,6 @@ def _python_version() -> str:
 
 def _version_key(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdigit())
-
-
-def _site_packages() -> set[Path]:
-    paths = sysconfig.get_paths()
-    return {Path(paths[kind]).resolve() for kind in ("purelib", "platlib")}
 
 
 def _prepend(environment: dict[str, str], variable: str, *paths: Path) -> None:

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterable
-from pathlib import Path
 from typing import IO
 
 __all__ = ["LogReader", "error_lines"]
@@ -19,7 +18,7 @@ _LONGEST_REASON = 1000
 
 _ERROR = re.compile(r"^[EF]\d{4} [\d:.]+ \d+ \S+:\d+\] +(?P<text>.*)$")
 _PROTOBUF = re.compile(r"^\[libprotobuf ERROR [^\]]*\] (?P<text>.*)$")
-_FATAL = re.compile(r"^error: (?P<text>.*)$")
+_FATAL = re.compile(r"^(?:error|\S*tritonserver): (?P<text>.*)$")
 _CAUSE = re.compile(r"failed to load|Poll failed|failed to start|Error parsing text-format")
 
 
@@ -28,14 +27,14 @@ class LogReader:
 
     Args:
         stream: the server's standard output and error, in bytes.
-        file: also written there.
+        file: also written there; closed at the end.
         to_stderr: also written to this process's standard error.
     """
 
-    def __init__(self, stream: IO[bytes], *, file: Path | None = None, to_stderr: bool = False) -> None:
+    def __init__(self, stream: IO[bytes], *, file: IO[bytes] | None = None, to_stderr: bool = False) -> None:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._stream = stream
-        self._file = file.open("wb") if file else None
+        self._file = file
         self._to_stderr = to_stderr
         self._thread = threading.Thread(target=self._drain, name="triton-log", daemon=True)
         self._thread.start()
@@ -68,14 +67,14 @@ def error_lines(log: Iterable[str]) -> list[str]:
     """Why a server failed, in its own words, without time stamps and Python tracebacks.
 
     The lines that name a cause ("failed to load ...", "Poll failed for model directory ..."); if
-    there is none, every error; if there is none, the server's parting words, or the last lines.
+    there is none, every error and the server's parting words; if there is none, the last lines.
 
-    Source: log format of triton-inference-server/common, `triton_common/src/logging.cc`.
+    Source: logs of server 2.51.
     """
     log = [line for line in log if line.strip()]
     errors = _texts(log, _ERROR, _PROTOBUF)
     causes = [text for text in errors if _CAUSE.search(text)]
-    return causes or errors or _texts(log, _FATAL) or log[-_LAST_LINES:]
+    return causes or [*errors, *_texts(log, _FATAL)] or log[-_LAST_LINES:]
 
 
 def _texts(log: Iterable[str], *patterns: re.Pattern[str]) -> list[str]:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from builder.errors import ServingError
 from builder.serving.install import ServerInstall, assemble, server_environment
@@ -46,7 +47,7 @@ class ServerProcess:
         arguments: of `tritonserver`, without those for backends.
         log_file, log_to_stderr: where its log goes besides memory.
     Raises:
-        ServingError: when the executable does not start.
+        ServingError: when the executable does not start or the log file cannot be written.
     """
 
     def __init__(
@@ -59,16 +60,15 @@ class ServerProcess:
     ) -> None:
         self.id = f"triton-repo-{secrets.token_hex(6)}"
         self._shared_memory_prefix = self.id.replace("-", "_") + "_"
+        log = _opened(log_file) if log_file else None
         self._directory = tempfile.TemporaryDirectory(prefix=self.id + "-")
         try:
             self._popen = self._start(install, arguments)
-            assert self._popen.stdout is not None
-            self.log = LogReader(self._popen.stdout, file=log_file, to_stderr=log_to_stderr)
-        except BaseException as error:
-            self._abandon()
-            if isinstance(error, OSError):
-                raise ServingError(f"the server cannot be started: {error}", where=str(install.executable)) from None
-            raise
+        except OSError as error:
+            self._directory.cleanup()
+            raise ServingError(f"the server cannot be started: {error}", where=str(install.executable)) from None
+        assert self._popen.stdout is not None
+        self.log = LogReader(self._popen.stdout, file=log, to_stderr=log_to_stderr)
 
     @property
     def pid(self) -> int:
@@ -127,12 +127,6 @@ class ServerProcess:
             segment.unlink(missing_ok=True)
         self._directory.cleanup()
 
-    def _abandon(self) -> None:
-        if hasattr(self, "_popen"):
-            self._kill_group()
-            self._popen.wait()
-        self._directory.cleanup()
-
     def _kill_group(self) -> None:
         """Kill whoever is left in the group, and wait until they are gone."""
         deadline = time.monotonic() + 5
@@ -141,3 +135,10 @@ class ServerProcess:
                 os.killpg(self._popen.pid, signal.SIGKILL)
                 self._popen.poll()
                 time.sleep(0.01)
+
+
+def _opened(log_file: Path) -> IO[bytes]:
+    try:
+        return log_file.open("wb")
+    except OSError as error:
+        raise ServingError(f"the server's log cannot be written: {error.strerror}", where=str(log_file)) from None

@@ -322,15 +322,14 @@ def _bound(host: str, port: int, service: str) -> socket.socket:
 
 
 def _port_error(host: str, port: int, service: str, error: Exception) -> ServingError:
-    where = f"{service} at {host}:{port}" if port else host
     code = error.errno if isinstance(error, OSError) else None
     if code == errno.EADDRINUSE:
         return ServingError(
             f"port {port} is in use",
-            where=where,
+            where=f"{service} at {host}:{port}",
             fix=f"give another --{service}-port, or none for a free one",
         )
-    return ServingError(f"the server cannot listen on {host}:{port}: {error}", where=where)
+    return ServingError(f"the server cannot listen here: {error}", where=f"{service} at {host}:{port or 'any port'}")
 
 
 def _reachable(host: str) -> str:

@@ -137,7 +137,6 @@ def test_the_environment_puts_this_interpreter_and_the_libraries_first() -> None
     assert environment["PATH"] == f"{Path(sys.executable).parent}{os.pathsep}/usr/bin"
     assert environment["LD_LIBRARY_PATH"] == "/s/lib:/s/libs:/mine"
     assert environment["HOME"] == "/home/me"
-    assert environment["PYTHONDONTWRITEBYTECODE"] == "1"
 
 
 def test_without_libraries_there_is_no_library_path() -> None:

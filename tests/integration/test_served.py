@@ -1,0 +1,193 @@
+"""Built, served by the real Triton server, called with tritonclient: the right answers over the whole range."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from builder.build import build
+from builder.errors import ServingError
+from builder.progress import Silent
+from builder.serving.client import Client
+from builder.serving.install import find_server
+from builder.serving.server import TritonServer
+from builder.spec import BuildSpec, find_spec
+from builder.verify.smoke import smoke
+from tests.integration.test_build import CONVNET, HYBRID, spec
+from tests.models import nets
+
+pytestmark = pytest.mark.skipif(find_server() is None, reason="no Triton server is installed")
+
+PROTOCOLS = ["http", "grpc"]
+MODELS = {
+    "convnet": spec(*CONVNET, name="convnet"),
+    "hybrid": spec(*HYBRID, name="hybrid"),
+    "halves": spec("Permute", "x=bfloat16[B=1:2:4, 3]", "scalar=bfloat16[]", name="halves"),
+    "scalars": spec("Permute", "x=float32[B=1:2:4, 3]", "scalar=float32[]", name="scalars"),
+    "flags": spec("Permute", "x=bool[B=1:2:4, 3]", "scalar=bool[]", name="flags"),
+    "minilm": find_spec("minilm", overrides={"compiler": "onnxruntime"}),
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("served")
+    for model in MODELS.values():
+        # Verified by the server's own answers below.
+        quick = model.settings.model_copy(
+            update={"verify": model.settings.verify.model_copy(update={"max_corners": 3})}
+        )
+        build(BuildSpec(**{**dict(model), "settings": quick}), root=place / "model_repo", cache=place / "cache")
+    return place / "model_repo"
+
+
+@pytest.fixture(scope="module")
+def server(root: Path) -> Iterator[TritonServer]:
+    with TritonServer(root) as running:
+        yield running
+
+
+def url(server: TritonServer, protocol: str) -> str:
+    return server.http_url if protocol == "http" else server.grpc_url
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_answers_match_eager_over_the_whole_range(server: TritonServer, root: Path, name: str) -> None:
+    urls = {protocol: url(server, protocol) for protocol in PROTOCOLS}
+    result = smoke(MODELS[name], root, Silent(), urls=urls)
+    assert set(result.reports) == set(PROTOCOLS)
+    for report in result.reports.values():
+        dynamic = {d.name for t in MODELS[name].inputs or () for d in t.dims if not d.is_static}
+        assert report.points >= 3 ** len(dynamic - {None})
+        assert report.worst is not None
+        if name != "halves":
+            assert report.worst.relative < 1e-4
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((33, 2, 16), "dimension 0 of input 'x' (B) is 33, outside the range 1 to 32"),
+        ((1, 1, 16), "dimension 1 of input 'x' (T) is 1, outside the range 2 to 64"),
+        ((1, 65, 16), "dimension 1 of input 'x' (T) is 65, outside the range 2 to 64"),
+    ],
+)
+def test_out_of_range_is_refused_by_name(
+    server: TritonServer, protocol: str, shape: tuple[int, ...], said: str
+) -> None:
+    with Client(protocol, url(server, protocol)) as client:
+        with pytest.raises(ServingError) as caught:
+            client.infer("hybrid", {"x": np.zeros(shape, np.float32)})
+        assert said in str(caught.value)
+        good = client.infer("hybrid", {"x": np.zeros((1, 2, 16), np.float32)})
+        assert good["output"].shape == (1, 2, 8), "the model goes on answering"
+
+
+def test_many_clients_get_their_own_answers(server: TritonServer) -> None:
+    module = nets.hybrid()
+    failures: list[object] = []
+
+    def call(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        with Client("grpc", server.grpc_url) as client:
+            for size in range(2, 12):
+                x = torch.randn(1 + seed, size, 16, generator=generator)
+                answer = client.infer("hybrid", {"x": x.numpy()})["output"]
+                with torch.inference_mode():
+                    expected = module(x).numpy()
+                if answer.shape != expected.shape or not np.allclose(answer, expected, atol=1e-5):
+                    failures.append((seed, size))
+
+    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_model_without_fallback_is_served_without_torch(server: TritonServer) -> None:
+    """The stub of a Python model is a process; what it has mapped tells what it imported."""
+    stubs = [p for p in Path("/proc").glob("[0-9]*/cmdline") if b"triton_python_backend_stub" in _read(p)]
+    mapped = {_model_of(p): _read(p.parent / "maps") for p in stubs}
+    if not {"minilm", "hybrid"} <= set(mapped):
+        pytest.skip("another server's processes are in the way")
+    assert b"libtorch" not in mapped["minilm"]
+    assert b"libtorch" in mapped["hybrid"]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _model_of(cmdline: Path) -> str:
+    arguments = _read(cmdline).decode().split("\0")
+    script = next((a for a in arguments if a.endswith("model.py")), "")
+    return Path(script).parent.parent.name
+
+
+def run_cli(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(Path(sys.executable).parent / "triton-repo"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def test_serve_and_smoke_as_commands(root: Path, tmp_path: Path) -> None:
+    """As a user types them: serve on free ports, smoke against it, Ctrl-C."""
+    only = tmp_path / "model_repo"
+    only.mkdir()
+    (only / "hybrid").symlink_to(root / "hybrid")
+    serving = run_cli("serve", "--repo", str(only), "--json")
+    assert serving.stdout is not None
+    try:
+        text = ""
+        while not text.rstrip().endswith("}"):
+            line = serving.stdout.readline()
+            assert line, serving.communicate()[1]
+            text += line
+        urls = json.loads(text)
+        command = ["smoke", "tests.models.nets:hybrid", "--input", HYBRID[1], "--repo", str(only), "--json"]
+        calling = run_cli(*command, "--http-url", urls["http"], "--grpc-url", urls["grpc"])
+        out, errors = calling.communicate(timeout=120)
+        assert calling.returncode == 0, errors
+        assert {r["points"] for r in json.loads(out)["reports"].values()} == {13}
+    finally:
+        serving.send_signal(signal.SIGINT)
+        _, errors = serving.communicate(timeout=60)
+    assert serving.returncode == 0, errors
+    assert "Traceback" not in errors
+
+
+def test_smoke_starts_a_server_when_none_has_the_model(root: Path, tmp_path: Path) -> None:
+    only = tmp_path / "model_repo"
+    only.mkdir()
+    (only / "convnet").symlink_to(root / "convnet")
+    result = smoke(MODELS["convnet"], only, Silent())
+    assert result.server == "a server started for this test"
+    assert result.version == 1
+
+
+def test_smoke_without_a_build_says_what_to_do(tmp_path: Path) -> None:
+    process = run_cli("smoke", "minilm", "--repo", str(tmp_path / "model_repo"), env={**os.environ})
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "triton-repo build minilm" in errors and "Traceback" not in errors
