@@ -33,7 +33,7 @@ from builder.repository.plan import Publication, RepositoryPlan, WarmupSample, W
 from builder.repository.publish import publish
 from builder.repository.staging import check_writable
 from builder.repository.templates import render
-from builder.runtime.manifest import Manifest, OutputSpec, SegmentSpec
+from builder.runtime.manifest import Manifest, SegmentSpec
 from builder.runtime.model import RuntimeModel
 from builder.spec import BuildSpec
 from builder.verify.compare import VerificationReport, verify_model
@@ -308,7 +308,7 @@ def _manifest(
     return Manifest(
         name=spec.name,
         inputs=split.inputs,
-        outputs=tuple(OutputSpec(o.tensor, o.value) for o in split.outputs),
+        outputs=split.outputs,
         segments=tuple(
             SegmentSpec(
                 name=c.segment.name,

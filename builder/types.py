@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["DTYPES", "INT32_MAX", "DType", "Range", "SymbolName", "TensorSpec", "canonical_dtype"]
+__all__ = ["DTYPES", "INT32_MAX", "DType", "OutputSpec", "Range", "SymbolName", "TensorSpec", "canonical_dtype"]
 
 SymbolName: TypeAlias = str
 
@@ -111,3 +111,11 @@ class TensorSpec:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.dims))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """A model output: its tensor under the model's name, and the plan's value that it is."""
+
+    tensor: TensorSpec
+    value: str

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import errno
 import json
 import os
 import shutil
@@ -107,10 +108,15 @@ class EngineCache:
                 return found
             staging = Path(tempfile.mkdtemp(dir=self.directory / "staging", prefix=f"{key[:16]}."))
             try:
-                entry = self._build(key, components, build, staging)
-                return self._store(entry, staging, work)
+                return self._store(self._build(key, components, build, staging), staging, work)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                self._usable = False
+                self._warn(f"the engine cache {self.directory} is full, so nothing more is cached")
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
+        return self._build(key, components, build, Path(tempfile.mkdtemp(dir=work)))
 
     def _build(
         self, key: EngineKey, components: Mapping[str, Any], build: Callable[[Path], str], directory: Path

@@ -14,10 +14,10 @@ from builder.errors import PartitionError
 from builder.export import ExportedModel
 from builder.partition.assign import ENGINE, assign_levels, is_compute, operator_name
 from builder.partition.extract import Extraction
-from builder.partition.plan import FallbackOperator, PartitionPlan, PlanOutput, Segment, SupportOracle
+from builder.partition.plan import FallbackOperator, PartitionPlan, Segment, SupportOracle
 from builder.partition.ranges import tensor_spec
 from builder.settings import Settings
-from builder.types import TensorSpec
+from builder.types import OutputSpec, TensorSpec
 
 __all__ = ["partition"]
 
@@ -148,10 +148,10 @@ def _split(
     return segments
 
 
-def _outputs(program: ExportedProgram, model: ExportedModel) -> tuple[PlanOutput, ...]:
+def _outputs(program: ExportedProgram, model: ExportedModel) -> tuple[OutputSpec, ...]:
     names = _value_names(program, model)
     return tuple(
-        PlanOutput(tensor_spec(name, node.meta["val"], model.symbols), names[node])
+        OutputSpec(tensor_spec(name, node.meta["val"], model.symbols), names[node])
         for name, node in zip(model.output_names, _returned(program), strict=True)
     )
 

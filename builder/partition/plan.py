@@ -8,9 +8,9 @@ from typing import Protocol
 
 from torch.export import ExportedProgram
 
-from builder.types import TensorSpec
+from builder.types import OutputSpec, TensorSpec
 
-__all__ = ["FallbackOperator", "PartitionPlan", "PlanOutput", "Segment", "SupportOracle"]
+__all__ = ["FallbackOperator", "PartitionPlan", "Segment", "SupportOracle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,6 @@ class FallbackOperator:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOutput:
-    """A model output: its tensor under the model's name, and the plan's value that it is."""
-
-    tensor: TensorSpec
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
 class PartitionPlan:
     """How a model is split; can be printed before anything is compiled.
 
@@ -78,7 +70,7 @@ class PartitionPlan:
     """
 
     inputs: tuple[TensorSpec, ...]
-    outputs: tuple[PlanOutput, ...]
+    outputs: tuple[OutputSpec, ...]
     segments: tuple[Segment, ...]
     fallbacks: tuple[FallbackOperator, ...]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from builder.errors import RepositoryError
-from builder.types import Range, TensorSpec
+from builder.types import OutputSpec, Range, TensorSpec
 
-__all__ = ["MANIFEST_NAME", "SCHEMA", "FileDigest", "Manifest", "OutputSpec", "SegmentSpec"]
+__all__ = ["MANIFEST_NAME", "SCHEMA", "FileDigest", "Manifest", "SegmentSpec"]
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA = 1
@@ -41,14 +41,6 @@ class SegmentSpec:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     key: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class OutputSpec:
-    """A model output and the value of the plan that it is."""
-
-    tensor: TensorSpec
-    value: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from tritonclient.grpc import model_config_pb2
 from builder.errors import RepositoryError
 from builder.repository.config import config_dims, render_config, signature, validate_config
 from builder.repository.plan import RepositoryPlan, WarmupSample, WarmupTensor
-from builder.runtime.manifest import Manifest, OutputSpec
+from builder.runtime.manifest import Manifest
 from builder.triton_options import TritonOptions
-from builder.types import DTYPES, Range, TensorSpec
+from builder.types import DTYPES, OutputSpec, Range, TensorSpec
 
 GOLDEN = Path(__file__).parent / "golden"
 BATCH, TOKENS, WIDTH = Range(1, 8, 32, "B"), Range(8, 64, 256, "T"), Range(384, 384, 384)

@@ -21,9 +21,9 @@ from builder.repository import publish as publishing
 from builder.repository import staging as staging_module
 from builder.repository.plan import Publication, RepositoryPlan, WarmupSample, WarmupTensor
 from builder.repository.publish import check_writable, publish
-from builder.runtime.manifest import Manifest, OutputSpec
+from builder.runtime.manifest import Manifest
 from builder.triton_options import TritonOptions
-from builder.types import Range, TensorSpec
+from builder.types import OutputSpec, Range, TensorSpec
 
 BATCH = Range(1, 8, 32, "B")
 

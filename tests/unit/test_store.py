@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from pathlib import Path
@@ -100,6 +101,20 @@ def test_an_unusable_directory_builds_without_caching(tmp_path: Path, warnings: 
         assert (entry.files / "engine.bin").read_bytes() == b"engine"
     assert build.count == 2
     assert len(warnings) == 1 and "nothing is cached" in warnings[0]
+
+
+def test_a_full_cache_builds_elsewhere(cache: EngineCache, tmp_path: Path, warnings: list[str]) -> None:
+    class Full(Build):
+        def __call__(self, directory: Path) -> str:
+            if cache.directory in directory.parents:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().__call__(directory)
+
+    build = Full()
+    for _ in range(2):
+        entry = cache.get_or_build(KEY, COMPONENTS, build, tmp_path)
+        assert not entry.hit and (entry.files / "engine.bin").read_bytes() == b"engine"
+    assert len(warnings) == 1 and "is full" in warnings[0]
 
 
 def test_eight_threads_build_once(cache: EngineCache, tmp_path: Path) -> None:
