@@ -37,7 +37,7 @@ from builder.runtime.manifest import Manifest, SegmentSpec
 from builder.runtime.model import RuntimeModel
 from builder.spec import BuildSpec
 from builder.verify.compare import VerificationReport, verify_model
-from builder.verify.samples import Point, corner_points, make_tensors, opt_point
+from builder.verify.samples import Point, extreme_points, make_tensors
 
 __all__ = ["BuildResult", "CompiledSegment", "build", "load_exported", "plan"]
 
@@ -366,27 +366,13 @@ def _device(compiler: Compiler) -> str:
 
 def _warmup(exported: ExportedModel, spec: BuildSpec) -> tuple[WarmupSample, ...]:
     """Real in-range samples at min, opt and max of all dimensions together."""
-    corners = {
-        "min": corner_points(exported.inputs, 3)[1:2],
-        "opt": [opt_point(exported.inputs)],
-        "max": corner_points(exported.inputs, 3)[2:3],
-    }
-    samples, seen = [], set()
-    for name, found in corners.items():
-        for point in found:
-            tensors = make_tensors(exported.inputs, point, spec.settings.verify.seed)
-            key = tuple(point.sizes.items())
-            if key in seen or sum(t.nbytes for t in tensors) > _WARMUP_LIMIT:
-                continue
-            seen.add(key)
+    samples = []
+    for name, point in extreme_points(exported.inputs).items():
+        tensors = make_tensors(exported.inputs, point, spec.settings.verify.seed)
+        if sum(t.nbytes for t in tensors) <= _WARMUP_LIMIT:
+            named = zip(exported.inputs, tensors, strict=True)
             samples.append(
-                WarmupSample(
-                    name,
-                    {
-                        item.name or "": WarmupTensor(item.dtype, tuple(t.shape), _bytes(t))
-                        for item, t in zip(exported.inputs, tensors, strict=True)
-                    },
-                )
+                WarmupSample(name, {i.name or "": WarmupTensor(i.dtype, tuple(t.shape), _bytes(t)) for i, t in named})
             )
     return tuple(samples)
 

@@ -12,7 +12,7 @@ import torch
 from builder.inputs import Input
 from builder.types import DTYPES, Range, SymbolName
 
-__all__ = ["Point", "corner_points", "make_tensors", "opt_point", "points", "random_points"]
+__all__ = ["Point", "corner_points", "extreme_points", "make_tensors", "points", "random_points"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,19 @@ def _label(item: Input, axis: int, dim: Range) -> SymbolName:
     return dim.name or f"{item.name}[{axis}]"
 
 
-def opt_point(inputs: Sequence[Input]) -> Point:
-    """Every dimension at its opt."""
-    return Point({name: dim.opt for name, dim in _dynamic(inputs).items()})
+def extreme_points(inputs: Sequence[Input]) -> dict[str, Point]:
+    """Every dimension at its min, its opt and its max, under these names; equal points once."""
+    dims = _dynamic(inputs)
+    found = {
+        "min": Point({name: d.min for name, d in dims.items()}),
+        "opt": Point({name: d.opt for name, d in dims.items()}),
+        "max": Point({name: _high(d) for name, d in dims.items()}),
+    }
+    kept: dict[str, Point] = {}
+    for name, point in found.items():
+        if point not in kept.values():
+            kept[name] = point
+    return kept
 
 
 def corner_points(inputs: Sequence[Input], limit: int) -> list[Point]:
@@ -57,9 +67,9 @@ def corner_points(inputs: Sequence[Input], limit: int) -> list[Point]:
     if total <= limit:
         return [Point(dict(zip(dims, sizes, strict=True))) for sizes in itertools.product(*choices.values())]
     opt = {name: d.opt for name, d in dims.items()}
-    spread = [opt, {n: d.min for n, d in dims.items()}, {n: _high(d) for n, d in dims.items()}]
-    spread += [{**opt, name: size} for name, sizes in choices.items() for size in sizes]
-    unique = {tuple(sizes.items()): Point(sizes) for sizes in spread}
+    spread = [*extreme_points(inputs).values()]
+    spread += [Point({**opt, name: size}) for name, sizes in choices.items() for size in sizes]
+    unique = {tuple(point.sizes.items()): point for point in spread}
     return list(unique.values())[:limit]
 
 

@@ -11,7 +11,7 @@ from builder.errors import VerificationError
 from builder.inputs import parse_input, resolve_names
 from builder.settings import VerifySettings
 from builder.verify.compare import compare_outputs, compare_tensors
-from builder.verify.samples import corner_points, make_tensors, points, random_points
+from builder.verify.samples import corner_points, extreme_points, make_tensors, points, random_points
 
 INPUTS = resolve_names([parse_input("a=int64[B=1:8:32, T=8:64:256] in 5..9"), parse_input("b=float32[B, 3, 2:4:6%2]")])
 DEFAULTS = VerifySettings()
@@ -29,6 +29,13 @@ def test_a_limit_keeps_the_extremes() -> None:
     assert {"B": 32, "T": 256, "b[2]": 6} in found
     assert {"B": 8, "T": 64, "b[2]": 4} in found
     assert {"B": 1, "T": 64, "b[2]": 4} in found
+
+
+def test_extremes_are_named_and_told_once() -> None:
+    one = [parse_input("x=float32[B=1:4:8]")]
+    assert {name: p.sizes["B"] for name, p in extreme_points(one).items()} == {"min": 1, "opt": 4, "max": 8}
+    assert list(extreme_points([parse_input("x=float32[B=4:4:8]")])) == ["min", "max"]
+    assert list(extreme_points([parse_input("x=float32[4]")])) == ["min"]
 
 
 def test_random_points_are_in_range_and_repeat() -> None:
