@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -31,6 +32,9 @@ __all__ = [
     "show_plan",
     "size_text",
 ]
+
+
+_LOG_SECONDS = 5.0
 
 
 def _out() -> Console:
@@ -59,7 +63,7 @@ class Reporter:
         self._live = self._console.is_terminal and not quiet
         self._status = self._console.status("") if self._live else None
         self._stage = ""
-        self._started = time.monotonic()
+        self._started = self._said = time.monotonic()
 
     def __enter__(self) -> Reporter:
         if self._status is not None:
@@ -76,7 +80,9 @@ class Reporter:
         self._say(name)
 
     def step(self, text: str, done: int, total: int) -> None:
-        """Inside a stage; a total of 0 is not known."""
+        """Inside a stage; a total of 0 is not known, and in a log such steps are told every few seconds only."""
+        if self._status is None and not total and time.monotonic() - self._said < _LOG_SECONDS:
+            return
         self._say(f"{self._stage}: {text}, {done + 1}{f' of {total}' if total else ''}")
 
     def note(self, text: str) -> None:
@@ -91,6 +97,7 @@ class Reporter:
     def _say(self, text: str) -> None:
         if self._quiet:
             return
+        self._said = time.monotonic()
         elapsed = f"{time.monotonic() - self._started:6.1f} s"
         if self._status is not None:
             self._status.update(f"{elapsed}  {escape(text)}")
@@ -189,8 +196,13 @@ def _show_fallbacks(plan: PartitionPlan, out: Console) -> None:
         return
     table = _table("Run by PyTorch", "operator", "reason", "where")
     for item in plan.fallbacks:
-        table.add_row(item.operator, escape(item.reason), escape(item.place or ""))
+        table.add_row(item.operator, escape(item.reason), escape(_relative(item.place or "")))
     out.print(table)
+
+
+def _relative(place: str) -> str:
+    """Shorter for a file below the working directory."""
+    return place.removeprefix(f"{Path.cwd()}/")
 
 
 def show_manifest(manifest: Manifest, path: object) -> None:
