@@ -245,7 +245,7 @@ def _partition_and_compile(
         compiled = []
         for index, segment in enumerate(split.segments):
             progress.step(
-                f"{segment.name} ({segment.kind}, {segment.operator_count} operators)", index, len(split.segments)
+                f"{segment.name} ({segment.kind}, operators: {segment.operator_count})", index, len(split.segments)
             )
             try:
                 compiled.append(_compile(segment, compiler, session, store, work))
@@ -325,6 +325,7 @@ def _manifest(
         target=compiler.target(),
         settings=spec.settings.model_dump(mode="json"),
         source=spec.source,
+        weights=exported.eager.weights_digest(),
         command=command,
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )

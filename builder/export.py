@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,16 @@ class EagerModel:
     inputs: tuple[Input, ...]
     keywords: bool
     output_names: tuple[str, ...]
+
+    def weights_digest(self) -> str:
+        """sha256 of all parameters and persistent buffers, with their names, as hexadecimal digits."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.module.state_dict().items()):
+            if isinstance(tensor, torch.Tensor):
+                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+                flat = tensor.detach().cpu().contiguous().reshape(-1)
+                digest.update(flat.view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Outputs by name, for tensors in the order of the inputs."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,9 @@ __all__ = ["load_model"]
 def load_model(source: str, *, arguments: Mapping[str, Any] | None = None, base: Path | None = None) -> LoadedModel:
     """Load the module that a source names.
 
+    Random numbers start from a fixed seed, so that a module that is not given trained weights is the
+    same one every time.
+
     Args:
         source: `package.module:callable`, `file.py:callable`, `FILE.pt2`, `hf:...`,
             `torchvision:NAME` or `timm:NAME`.
@@ -36,6 +38,7 @@ def load_model(source: str, *, arguments: Mapping[str, Any] | None = None, base:
     """
     base = base or Path.cwd()
     given = dict(arguments or {})
+    torch.manual_seed(0)
     scheme, colon, rest = source.partition(":")
     if colon and scheme in _LIBRARIES:
         return _LIBRARIES[scheme](rest, given)
@@ -47,23 +50,23 @@ def load_model(source: str, *, arguments: Mapping[str, Any] | None = None, base:
 
 
 def _from_callable(source: str, module_name: str, attribute: str, arguments: dict[str, Any], base: Path) -> LoadedModel:
-    with _importable(base):
-        module = _import_file(base / module_name) if module_name.endswith(".py") else _import(module_name, source)
-        target: Any = module
-        for part in attribute.split("."):
-            if not hasattr(target, part):
-                close = difflib.get_close_matches(part, [n for n in dir(target) if not n.startswith("_")], n=1)
-                raise SpecError(
-                    f"{module_name} has no {part!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
-                    where=source,
-                    fix="name a callable that returns a torch.nn.Module",
-                )
-            target = getattr(target, part)
-        if isinstance(target, torch.nn.Module):
-            return LoadedModel(target)
-        if not callable(target):
-            raise SpecError(f"{attribute} is a {type(target).__name__}, not a callable", where=source, fix=FORMS)
-        result = _called(target, arguments, source)
+    _make_importable(base)
+    module = _import_file(base / module_name) if module_name.endswith(".py") else _import(module_name, source)
+    target: Any = module
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            close = difflib.get_close_matches(part, [n for n in dir(target) if not n.startswith("_")], n=1)
+            raise SpecError(
+                f"{module_name} has no {part!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+                where=source,
+                fix="name a callable that returns a torch.nn.Module",
+            )
+        target = getattr(target, part)
+    if isinstance(target, torch.nn.Module):
+        return LoadedModel(target)
+    if not callable(target):
+        raise SpecError(f"{attribute} is a {type(target).__name__}, not a callable", where=source, fix=FORMS)
+    result = _called(target, arguments, source)
     if not isinstance(result, torch.nn.Module):
         raise SpecError(
             f"{attribute}() returned a {type(result).__name__}, not a torch.nn.Module",
@@ -73,17 +76,12 @@ def _from_callable(source: str, module_name: str, attribute: str, arguments: dic
     return LoadedModel(result)
 
 
-@contextlib.contextmanager
-def _importable(base: Path) -> Iterator[None]:
-    """Let the user's modules be imported from the working directory and the spec's, as `python` would."""
-    added = [p for p in dict.fromkeys((str(Path.cwd()), str(base.resolve()))) if p not in sys.path]
-    sys.path[:0] = added
-    try:
-        yield
-    finally:
-        for path in added:
-            with contextlib.suppress(ValueError):
-                sys.path.remove(path)
+def _make_importable(base: Path) -> None:
+    """Let the user's modules be imported from the working directory and the spec's, as `python` would.
+
+    For good, since a model may import more of them when it is called.
+    """
+    sys.path[:0] = [p for p in dict.fromkeys((str(Path.cwd()), str(base.resolve()))) if p not in sys.path]
 
 
 def _import(name: str, source: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from builder.errors import PartitionError
+from builder.errors import PartitionError, SpecError
 from builder.export import ExportedModel
 from builder.partition.assign import ENGINE, assign_levels, is_compute, operator_name
 from builder.partition.extract import Extraction
@@ -36,6 +37,7 @@ def partition(
         settings: `min_block_size`, `torch_executed_ops`, `require_full_compilation` count.
         refused: nodes that a failed build has shown to be unsupported, with the reason.
     Raises:
+        SpecError: when `torch_executed_ops` names an operator that the model does not have.
         PartitionError: when `require_full_compilation` is set and something falls back; it lists
             everything that does.
     """
@@ -69,10 +71,17 @@ def partition(
 
 def _excluded(program: ExportedProgram, names: Sequence[str]) -> dict[str, str]:
     wanted = {_plain_operator(n): n for n in names}
+    present = {node.name: _plain_operator(operator_name(node)) for node in program.graph.nodes if is_compute(node)}
+    for plain, name in wanted.items():
+        if plain not in present.values():
+            known = sorted(set(present.values()))
+            close = difflib.get_close_matches(plain, known, n=1)
+            raise SpecError(
+                f"torch_executed_ops names {name!r}, which is no operator of this model",
+                fix=f"did you mean {close[0]!r}?" if close else f"its operators are {', '.join(known)}",
+            )
     return {
-        node.name: f"excluded by torch_executed_ops ({wanted[key]})"
-        for node in program.graph.nodes
-        if is_compute(node) and (key := _plain_operator(operator_name(node))) in wanted
+        node: f"excluded by torch_executed_ops ({wanted[plain]})" for node, plain in present.items() if plain in wanted
     }
 
 

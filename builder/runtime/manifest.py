@@ -67,6 +67,7 @@ class Manifest:
             {"verified": False, "reason": ...} where it could not run here.
         settings: the settings of the build.
         source: the model as the user named it.
+        weights: digest of the module's weights, to tell whether a module is the one that was built.
         command: the command line that built it.
         built_at: UTC, ISO 8601.
     """
@@ -81,6 +82,7 @@ class Manifest:
     verification: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
+    weights: str = ""
     command: str = ""
     built_at: str = ""
     schema: int = SCHEMA

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from builder.errors import BuilderError, VerificationError
+from builder.errors import BuilderError, SpecError, VerificationError
 from builder.export import EagerModel
 from builder.runtime.values import Value, to_numpy, to_torch
 from builder.settings import VerifySettings
@@ -99,6 +99,7 @@ def verify_model(
     Raises:
         VerificationError: at the first point at which an output is too far off; names the output,
             the sizes and the error.
+        SpecError: when eager PyTorch itself fails inside the declared range.
     """
     worst: dict[str, OutputError] = {}
     count = 0
@@ -133,7 +134,7 @@ def _eager(model: EagerModel, tensors: Sequence[torch.Tensor], point: Point) -> 
     try:
         return model(tensors)
     except Exception as error:
-        raise VerificationError(
+        raise SpecError(
             f"eager PyTorch fails inside the declared range: {type(error).__name__}: {error}",
             where=f"at {point}",
             fix="narrow the range, or give the inputs a value range (in LOW..HIGH) that the model takes",

@@ -12,7 +12,7 @@ import numpy as np
 
 from builder.errors import ServingError
 from builder.export import EagerModel, match_inputs
-from builder.inputs import Input, resolve_names
+from builder.inputs import resolve_names
 from builder.models.sources import load_model
 from builder.progress import Progress
 from builder.repository.find import newest_version
@@ -80,15 +80,21 @@ def _reference(spec: BuildSpec, manifest: Manifest) -> EagerModel:
     module = loaded.module.eval()
     inputs, keywords = match_inputs(module, resolve_names(spec.inputs or loaded.default_inputs or ()))
     built = {t.name: t for t in manifest.inputs}
-    # The ranges that were built, with the value ranges of the spec.
-    ranged: tuple[Input, ...] = tuple(i.with_dims(built[i.name or ""].dims) for i in inputs if i.name in built)
-    if len(ranged) != len(built):
+    if [i.name for i in inputs] != list(built):
         raise ServingError(
             f"the model in the repository has the inputs {', '.join(built)}, the spec has "
             f"{', '.join(i.name or '' for i in inputs)}",
             fix="build again, or name the spec that it was built from",
         )
-    return EagerModel(module, ranged, keywords, tuple(o.tensor.name for o in manifest.outputs))
+    # The ranges that were built, with the value ranges of the spec.
+    ranged = tuple(i.with_dims(built[i.name or ""].dims) for i in inputs)
+    eager = EagerModel(module, ranged, keywords, tuple(o.tensor.name for o in manifest.outputs))
+    if manifest.weights and eager.weights_digest() != manifest.weights:
+        raise ServingError(
+            f"{spec.source} has other weights now than those that {manifest.name} was built with",
+            fix="build again; if its weights are random, load trained ones or seed every generator that it uses",
+        )
+    return eager
 
 
 def _caller(client: Client, manifest: Manifest) -> Any:

@@ -75,6 +75,11 @@ def refused(root: Path, *arguments: str) -> str:
         ((*HYBRID, "--output-name", "a", "--output-name", "b"), "2 output names are given"),
         ((*HYBRID, "--require-full-compilation"), "1 operators fall back to PyTorch"),
         ((*HYBRID, "--no-such-option"), "--no-such-option"),
+        ((*HYBRID, "--torch-executed-ops", "aten::rellu"), "did you mean 'aten.relu'?"),
+        (
+            (f"{NETS}:Lookup", "-i", "ids=int64[4] in 0..99"),
+            "eager PyTorch fails inside the declared range: IndexError",
+        ),
     ],
 )
 def test_wrong_arguments(root: Path, arguments: tuple[str, ...], said: str) -> None:

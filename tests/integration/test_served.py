@@ -186,6 +186,19 @@ def test_smoke_starts_a_server_when_none_has_the_model(root: Path, tmp_path: Pat
     assert result.version == 1
 
 
+def test_smoke_tells_other_weights_apart(root: Path, tmp_path: Path) -> None:
+    other = spec("reseeded_hybrid", HYBRID[1], name="hybrid")
+    with pytest.raises(ServingError, match="has other weights now"):
+        smoke(other, root, Silent())
+
+
+def test_a_model_without_trained_weights_is_the_same_every_time(root: Path, tmp_path: Path) -> None:
+    fresh = spec("Hybrid", HYBRID[1], name="fresh")
+    result = build(fresh, root=tmp_path / "model_repo")
+    torch.rand(3)
+    assert build(fresh, root=tmp_path / "model_repo").publication.version == result.publication.version
+
+
 def test_smoke_without_a_build_says_what_to_do(tmp_path: Path) -> None:
     process = run_cli("smoke", "minilm", "--repo", str(tmp_path / "model_repo"), env={**os.environ})
     _, errors = process.communicate(timeout=60)

@@ -179,3 +179,14 @@ class Resize(nn.Module):
         bilinear = nn.functional.interpolate(x, scale_factor=2, mode="bilinear")
         nearest = nn.functional.interpolate(x, size=(x.shape[2] * 2, x.shape[3] * 2), mode="nearest")
         return bilinear + nearest
+
+
+class Lookup(nn.Module):
+    """Knows ten ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.table(ids)

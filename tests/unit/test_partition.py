@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.export import ExportedProgram
 
-from builder.errors import PartitionError
+from builder.errors import PartitionError, SpecError
 from builder.export import ExportedModel, export_model
 from builder.inputs import parse_input
 from builder.partition.partitioner import partition
@@ -153,6 +153,13 @@ def test_torch_executed_ops(name: str) -> None:
     plan = partition(model, Oracle(), Settings(torch_executed_ops=(name,)))
     assert [s.kind for s in plan.segments] == ["engine", "fallback", "engine"]
     assert plan.fallbacks[0].reason == f"excluded by torch_executed_ops ({name})"
+
+
+def test_an_excluded_operator_must_be_there() -> None:
+    model = exported(hybrid(), "x=float32[B=1:8:32, T=2:16:64, 16]")
+    with pytest.raises(SpecError, match="names 'aten::rellu', which is no operator") as caught:
+        partition(model, Oracle(), Settings(torch_executed_ops=("aten::rellu",)))
+    assert "did you mean 'aten.relu'?" in (caught.value.fix or "")
 
 
 def test_require_full_compilation_lists_everything() -> None:
