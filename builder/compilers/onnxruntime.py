@@ -67,7 +67,8 @@ class _Session(OnnxSession):
         message = _load_failure(lowered.graph)
         if message is None:
             return {}
-        named = re.search(r"[Nn]ode[ :(]+(?:name: )?'?(n\d+)\b", message)
+        # It says «Node (n4) Op (Resize)» or «MatMul(13) node with name 'n0'».
+        named = re.search(r"(?:[Nn]ode|name)[ :(]*'?(n\d+)\b", message)
         return {named[1] if named else None: f"ONNX Runtime: {message}"}
 
     def compile(self, segment: Segment, directory: Path) -> CompiledArtifact:

@@ -60,14 +60,27 @@ def _origin(node: torch.fx.Node) -> str:
 
 
 def untranslatable(program: ExportedProgram) -> Mapping[str, str]:
-    """{node: reason} for each operator that the exporter has no translation for."""
+    """{node: reason} for each operator that the exporter has no translation for, branches and loop bodies included."""
     reasons = {}
     for node in program.graph.nodes:
         if is_compute(node):
-            found, _ = _translation(node)
-            if not found:
-                reasons[node.name] = "torch.onnx has no translation to ONNX for it"
+            missing = _missing(node, program.graph_module)
+            if missing is not None:
+                reasons[node.name] = "torch.onnx has no translation to ONNX for " + (
+                    "it" if missing is node else f"{_origin(missing).removesuffix('.default')}, which is inside it"
+                )
     return reasons
+
+
+def _missing(node: torch.fx.Node, owner: torch.nn.Module) -> torch.fx.Node | None:
+    """The first operator without a translation: the node itself, or one in a graph that it runs."""
+    if not _translation(node)[0]:
+        return node
+    for body in (getattr(owner, str(i.target)) for i in node.all_input_nodes if i.op == "get_attr"):
+        for inner in getattr(body, "graph", torch.fx.Graph()).nodes:
+            if is_compute(inner) and (missing := _missing(inner, body)) is not None:
+                return missing
+    return None
 
 
 def _translation(node: torch.fx.Node) -> tuple[Any, str]:

@@ -142,6 +142,16 @@ def test_untranslatable_operators_stay_whole() -> None:
     assert not any(o.startswith("prims") for o in operators)
 
 
+def test_branches_are_looked_into() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, lambda t: torch.special.bessel_j0(t), lambda t: t - 1, (x,)) + 1
+
+    model = export_model(Branches(), [parse_input("x=float32[4]")])
+    (reason,) = untranslatable(decompose_for_onnx(model.program)).values()
+    assert "aten.special_bessel_j0, which is inside it" in reason
+
+
 def test_a_failed_translation_names_the_operator(tmp_path: Path) -> None:
     class Special(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
