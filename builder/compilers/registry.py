@@ -13,7 +13,7 @@ __all__ = ["GROUP", "available_compilers", "choose_compiler"]
 GROUP = "triton_repo_builder.compilers"
 
 # `auto` takes the first that can build here and run here.
-_PREFERENCE = ("tensorrt", "tensorrt_rtx", "onnxruntime")
+_PREFERENCE = ("tensorrt", "tensorrt_rtx", "onnxruntime", "inductor")
 
 
 def available_compilers() -> dict[str, Compiler]:

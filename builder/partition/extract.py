@@ -71,7 +71,10 @@ class Extraction:
             return self._placeholder(node)
         if node.op == "placeholder" or not is_free(node):
             self.boundary.append(node)
-            return self._placeholder(node)
+            copy = self._placeholder(node)
+            # Runners hand over contiguous tensors, whatever strides eager PyTorch would have here.
+            copy.meta["val"] = node.meta["val"].contiguous()
+            return copy
         return self._size(node)
 
     def _placeholder(self, node: torch.fx.Node) -> torch.fx.Node:
@@ -164,7 +167,7 @@ class Extraction:
         known: dict[torch.fx.Node, torch.fx.Node] = {}
         for node in order:
             placeholder = graph.placeholder(node.name)
-            placeholder.meta = dict(node.meta)
+            placeholder.meta = dict(self._copies[node].meta)
             known[self._copies[node]] = placeholder
         for copy in self._body.nodes:
             if copy.op != "placeholder":

@@ -42,6 +42,8 @@ def load_runner(segment: SegmentSpec, directory: Path, *, device: str = "cpu", t
             return _TorchRunner(path, device)
         if segment.compiler == "onnxruntime":
             return _OnnxRuntimeRunner(path, len(segment.inputs), len(segment.outputs), threads)
+        if segment.compiler == "inductor":
+            return _InductorRunner(path, device)
         if segment.compiler == "tensorrt_rtx":
             from builder.runtime.tensorrt import TensorRTRunner
 
@@ -85,6 +87,21 @@ class _TorchRunner:
     def run(self, inputs: Sequence[Value]) -> list[Value]:
         with self._torch.inference_mode():
             return list(self._graph(*self._weights, *(to_torch(v, self._device) for v in inputs)))
+
+
+class _InductorRunner:
+    def __init__(self, path: Path, device: str) -> None:
+        import torch
+        import torch._inductor
+
+        self._device = device
+        index = torch.device(device).index
+        self._model: Any = torch._inductor.aoti_load_package(str(path), device_index=-1 if index is None else index)
+
+    def run(self, inputs: Sequence[Value]) -> list[Value]:
+        # It reads its inputs as if they had the strides that it was compiled for.
+        outputs = self._model(*(to_torch(v, self._device).contiguous() for v in inputs))
+        return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
 
 class _OnnxRuntimeRunner:

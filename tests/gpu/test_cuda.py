@@ -38,3 +38,20 @@ def test_device_tensors_are_taken_as_they_are(tmp_path: Path) -> None:
     on_device = model({"x": x})["output"]
     from_host = model({"x": np.ascontiguousarray(x.cpu().numpy())})["output"]
     torch.testing.assert_close(to_torch(on_device), to_torch(from_host))
+
+
+def test_inductor_compiles_for_the_gpu(tmp_path: Path) -> None:
+    result = build(spec(*HYBRID, compiler="inductor"), root=tmp_path / "repo")
+    manifest = result.publication.manifest
+    assert [s.compiler for s in result.segments] == ["inductor"]
+    assert manifest.target["device"] == "cuda"
+    assert result.report.verified and result.report.worst is not None and result.report.worst.relative < 1e-3
+    output = RuntimeModel(result.publication.path, device="cuda:0")({"x": np.zeros((2, 3, 16), np.float32)})["output"]
+    assert isinstance(output, torch.Tensor) and output.is_cuda
+
+
+def test_inductor_with_a_fallback_between(tmp_path: Path) -> None:
+    between = spec(*HYBRID, compiler="inductor", torch_executed_ops=["aten::special_bessel_j0"])
+    result = build(between, root=tmp_path / "repo")
+    assert [s.compiler for s in result.segments] == ["inductor", "torch", "inductor"]
+    assert result.report.verified

@@ -190,3 +190,11 @@ class Lookup(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.table(ids)
+
+
+class Transposed(nn.Module):
+    """A transposed view in the middle."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = torch.sin(x).transpose(1, 2)
+        return torch.softmax(turned * 2 + torch.arange(x.shape[1]), -1)
