@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,6 +22,7 @@ from builder.compilers.base import Compiler, CompilerSession
 from builder.compilers.registry import choose_compiler
 from builder.errors import CompileError, RepositoryError, SpecError
 from builder.export import ExportedModel, export_model
+from builder.inputs import Input
 from builder.lowering.program import save_program
 from builder.models.loaded import LoadedModel
 from builder.models.sources import load_model
@@ -108,7 +108,7 @@ def load_exported(spec: BuildSpec, progress: Progress | None = None) -> Exported
     return exported
 
 
-def _inputs(spec: BuildSpec, loaded: LoadedModel) -> Any:
+def _inputs(spec: BuildSpec, loaded: LoadedModel) -> tuple[Input, ...]:
     inputs = spec.inputs if spec.inputs is not None else loaded.default_inputs
     if not inputs:
         raise SpecError(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from builder.errors import BuilderError, ExportError, SpecError
@@ -106,6 +106,7 @@ def export_model(
     ordered, keywords = match_inputs(module, resolve_names(inputs))
     program = _export(module, ordered, keywords)
     _refuse_mutation(program)
+    _copy_returned_weights(program)
     check_runs(module, ordered, keywords)
     placeholders = _user_placeholders(program)
     if len(placeholders) != len(ordered):
@@ -222,6 +223,23 @@ def _refuse_mutation(program: ExportedProgram) -> None:
                 f"the model changes its input {spec.target!r} in place",
                 fix="work on a copy: x = x.clone()",
             )
+
+
+def _copy_returned_weights(program: ExportedProgram) -> None:
+    """A weight that is returned as it is could belong to no segment; a copy of it does."""
+    lifted = {s.arg.name for s in program.graph_signature.input_specs if s.kind is not InputKind.USER_INPUT}
+    output = program.graph.output_node()
+    for node in list(output.all_input_nodes):
+        if node.name not in lifted:
+            continue
+        with program.graph.inserting_before(output):
+            copy = program.graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta = dict(node.meta)
+        output.replace_input_with(node, copy)
+        for spec in program.graph_signature.output_specs:
+            if isinstance(spec.arg, TensorArgument) and spec.arg.name == node.name:
+                spec.arg = TensorArgument(name=copy.name)
+    program.graph_module.recompile()
 
 
 def _name_outputs(program: ExportedProgram, wanted: Sequence[str] | None) -> tuple[str, ...]:

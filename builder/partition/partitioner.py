@@ -42,7 +42,6 @@ def partition(
             everything that does.
     """
     program = oracle.prepare(model.program)
-    _copy_returned_weights(program)
     reasons = {**_excluded(program, settings.torch_executed_ops), **oracle.screen(program), **(refused or {})}
     while True:
         segments = _split(program, model, reasons, settings.min_block_size)
@@ -89,18 +88,6 @@ def _plain_operator(name: str) -> str:
     """`aten.gelu` for `aten::gelu`, `torch.ops.aten.gelu` and `torch.ops.aten.gelu.default` alike."""
     parts = re.sub(r"^torch\.ops\.", "", name).replace("::", ".").split(".")
     return ".".join(parts[:2])
-
-
-def _copy_returned_weights(program: ExportedProgram) -> None:
-    """A weight that is returned as it is belongs to no segment; a copy of it does."""
-    lifted = {s.arg.name for s in program.graph_signature.input_specs if s.kind is not InputKind.USER_INPUT}
-    output = program.graph.output_node()
-    for node in list(output.all_input_nodes):
-        if node.name in lifted:
-            with program.graph.inserting_before(output):
-                copy = program.graph.call_function(torch.ops.aten.clone.default, (node,))
-            copy.meta = dict(node.meta)
-            output.replace_input_with(node, copy)
 
 
 def _user_inputs(program: ExportedProgram) -> list[torch.fx.Node]:
