@@ -108,18 +108,24 @@ def _as_interrupt(signum: int, frame: object) -> None:
 
 def _spec(
     model: str,
-    name: str | None,
-    inputs: list[str] | None,
-    output_names: list[str] | None,
-    settings: dict[str, Any],
-    verify: dict[str, Any],
+    *,
+    name: str | None = None,
+    inputs: list[str] | None = None,
+    output_names: list[str] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    **settings: Any,
 ) -> Any:
+    """The spec of MODEL with whatever was given on the command line over it."""
     from builder.spec import find_spec
 
-    given = {k: v for k, v in settings.items() if v is not None and v is not False and v != []}
-    tolerances = {k: v for k, v in verify.items() if v is not None}
     return find_spec(
-        model, name=name, inputs=inputs or (), output_names=output_names or None, overrides=given, verify=tolerances
+        model,
+        name=name,
+        inputs=inputs or (),
+        output_names=output_names,
+        overrides={k: v for k, v in settings.items() if v is not None and v is not False and v != []},
+        verify={k: v for k, v in (("rtol", rtol), ("atol", atol)) if v is not None},
     )
 
 
@@ -144,16 +150,15 @@ def build(
     """Export, partition, compile, verify against eager PyTorch, and publish."""
     spec = _spec(
         model,
-        name,
-        input_,
-        output_name,
-        {
-            "compiler": compiler,
-            "min_block_size": min_block_size,
-            "torch_executed_ops": torch_executed_ops,
-            "require_full_compilation": require_full_compilation,
-        },
-        {"rtol": rtol, "atol": atol},
+        name=name,
+        inputs=input_,
+        output_names=output_name,
+        rtol=rtol,
+        atol=atol,
+        compiler=compiler,
+        min_block_size=min_block_size,
+        torch_executed_ops=torch_executed_ops,
+        require_full_compilation=require_full_compilation,
     )
     from builder.console import Reporter, print_json, show_build
 
@@ -187,16 +192,12 @@ def plan(
     """Dry run: show the segments, their boundary tensors, and why an operator falls back. Writes nothing."""
     spec = _spec(
         model,
-        None,
-        input_,
-        output_name,
-        {
-            "compiler": compiler,
-            "min_block_size": min_block_size,
-            "torch_executed_ops": torch_executed_ops,
-            "require_full_compilation": require_full_compilation,
-        },
-        {},
+        inputs=input_,
+        output_names=output_name,
+        compiler=compiler,
+        min_block_size=min_block_size,
+        torch_executed_ops=torch_executed_ops,
+        require_full_compilation=require_full_compilation,
     )
     from builder.console import Reporter, print_json, show_plan
 
@@ -284,7 +285,7 @@ def smoke(
 
     Without a URL it calls the server on ports 8000 and 8001 if that has the model, else it starts one.
     """
-    spec = _spec(model, name, input_, None, {}, {"rtol": rtol, "atol": atol})
+    spec = _spec(model, name=name, inputs=input_, rtol=rtol, atol=atol)
     from builder.console import Reporter, print_json
 
     urls = {p: u for p, u in (("http", http_url), ("grpc", grpc_url)) if u}

@@ -14,7 +14,7 @@ from builder.runtime.model import RuntimeModel
 from builder.runtime.values import Value, to_numpy
 from builder.types import TensorSpec
 
-__all__ = ["TritonModel"]
+__all__ = ["TritonModel", "instance_device"]
 
 
 class TritonModel:
@@ -34,7 +34,7 @@ class TritonModel:
         self._model = RuntimeModel(
             directory,
             manifest=self._manifest,
-            device=f"cuda:{device_id}" if kind == "GPU" else "cpu",
+            device=instance_device(kind, device_id, self._manifest.target),
             threads=_threads(instances),
         )
 
@@ -74,6 +74,11 @@ class TritonModel:
         if isinstance(value, np.ndarray) or (spec.dtype != "bfloat16" and value.device.type == "cpu"):
             return self._utils.Tensor(spec.name, to_numpy(value))
         return self._utils.Tensor.from_dlpack(spec.name, value.contiguous().__dlpack__())
+
+
+def instance_device(kind: str, device_id: str, target: Mapping[str, Any]) -> str:
+    """Where an instance runs: on its GPU only if the engines were built for one, whatever the server offers."""
+    return f"cuda:{device_id}" if kind == "GPU" and target.get("device") == "cuda" else "cpu"
 
 
 def _threads(instances: int) -> int | None:

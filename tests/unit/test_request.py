@@ -9,6 +9,7 @@ import pytest
 
 from builder.errors import RequestError
 from builder.runtime.check import check_request
+from builder.runtime.triton import instance_device
 from builder.types import Range, TensorSpec
 
 INPUTS = (
@@ -53,6 +54,14 @@ def test_out_of_range(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(RequestError) as caught:
         check_request(INPUTS, wrong)
     assert said in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("kind", "built_for", "device"),
+    [("GPU", "cuda", "cuda:1"), ("GPU", "cpu", "cpu"), ("CPU", "cuda", "cpu"), ("CPU", "cpu", "cpu")],
+)
+def test_an_instance_runs_where_its_engines_were_built_for(kind: str, built_for: str, device: str) -> None:
+    assert instance_device(kind, "1", {"device": built_for}) == device
 
 
 def test_missing_input() -> None:
