@@ -16,65 +16,38 @@ from pathlib import Path
 
 import torch
 
-from builder.cache.key import engine_key, key_components
-from builder.cache.store import EngineCache, Entry, cache_directory
+from builder.cache.engine_cache import EngineCache
+from builder.cache.options import CacheOptions
 from builder.compilers.base import Compiler, CompilerSession
 from builder.compilers.registry import choose_compiler
+from builder.engines import CompiledSegment, Origin, SegmentCompiler
 from builder.errors import CompileError, RepositoryError, SpecError
 from builder.export import ExportedModel, export_model
 from builder.inputs import Input
-from builder.lowering.program import save_program
 from builder.models.loaded import LoadedModel
 from builder.models.sources import load_model
 from builder.partition.partitioner import partition
-from builder.partition.plan import PartitionPlan, Segment
+from builder.partition.plan import PartitionPlan
 from builder.progress import Progress, Silent
 from builder.repository.plan import Publication, RepositoryPlan, WarmupSample, WarmupTensor
 from builder.repository.publish import publish
 from builder.repository.staging import check_writable
 from builder.repository.templates import render
-from builder.runtime.manifest import Manifest, SegmentSpec
+from builder.runtime.manifest import Manifest
 from builder.runtime.model import RuntimeModel
 from builder.spec import BuildSpec
 from builder.verify.compare import VerificationReport, verify_model
 from builder.verify.samples import Point, extreme_points, make_tensors
+from builder.verify.segments import SegmentReference
 
-__all__ = ["BuildResult", "CompiledSegment", "build", "load_exported", "plan"]
+__all__ = ["BuildResult", "CompiledSegment", "build", "load_exported", "plan", "work_directory"]
 
-_FALLBACK_FILE = "model.pt2"
 _MODEL_FILE = "model.py"
 
 # A server reads warm-up files at every load; larger samples cost more than they warm.
 _WARMUP_LIMIT = 32 << 20
 
 _RECORDED = ("triton-repo-builder", "onnx", "onnxscript", "onnxruntime", "tensorrt_rtx", "tensorrt", "numpy")
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledSegment:
-    """A segment and the files that run it.
-
-    Args:
-        segment: of the plan.
-        compiler: its name; "torch" for a fallback segment.
-        artifact: the file that the runner opens, relative to the segment's directory.
-        files: existing file per path relative to the segment's directory.
-        key: the engine key, empty for a fallback segment.
-        size: bytes of all files.
-        hit: whether the engine came from the cache; None for a fallback segment.
-        seconds: what getting it took.
-        saved_seconds: what compiling it had taken, on a hit.
-    """
-
-    segment: Segment
-    compiler: str
-    artifact: str
-    files: Mapping[str, Path]
-    size: int
-    seconds: float
-    key: str = ""
-    hit: bool | None = None
-    saved_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +102,7 @@ def plan(spec: BuildSpec, progress: Progress | None = None) -> PartitionPlan:
     compiler = choose_compiler(spec.settings.compiler)
     exported = load_exported(spec, progress)
     progress.stage("partition")
-    with _work_directory() as work:
+    with work_directory() as work:
         return partition(exported, compiler.session(work), spec.settings)
 
 
@@ -137,7 +110,7 @@ def build(
     spec: BuildSpec,
     *,
     root: Path,
-    cache: Path | None = None,
+    cache: CacheOptions | None = None,
     progress: Progress | None = None,
     command: str = "",
 ) -> BuildResult:
@@ -146,7 +119,7 @@ def build(
     Args:
         spec: what to build.
         root: the model repository; made if it is not there.
-        cache: the engine cache's directory; None takes the default one.
+        cache: where engines are kept; None takes what the environment says.
         progress: told about every stage.
         command: the command line, for the manifest.
     Raises:
@@ -157,13 +130,16 @@ def build(
     compiler = choose_compiler(spec.settings.compiler)
     check_writable(root)
     exported = load_exported(spec, clock)
-    with _work_directory() as work:
+    with work_directory() as work:
+        device = _device(compiler)
+        engines = EngineCache(cache or CacheOptions.resolve(), work, progress.warn, progress.note)
         session = compiler.session(work)
-        store = EngineCache(cache_directory(cache), progress.warn)
-        split, compiled = _partition_and_compile(exported, spec, compiler, session, store, work, clock)
+        segments = SegmentCompiler(compiler, session, engines, _origin(spec), work, device, progress)
+        split, compiled = _partition_and_compile(exported, spec, session, segments, clock)
         manifest = _manifest(spec, exported, split, compiled, compiler, command)
         artifacts = {f"{c.segment.name}/{name}": path for c in compiled for name, path in c.files.items()}
         report = _verify(exported, manifest, artifacts, compiler, spec, work, clock)
+        engines.close()
         clock.stage("publish")
         publication = publish(
             RepositoryPlan(
@@ -206,7 +182,7 @@ class _Clock:
 
 
 @contextlib.contextmanager
-def _work_directory() -> Iterator[Path]:
+def work_directory() -> Iterator[Path]:
     """A temporary directory, gone at the end; a full disk is said in a sentence."""
     try:
         with tempfile.TemporaryDirectory(prefix="triton-repo-", ignore_cleanup_errors=True) as work:
@@ -230,10 +206,8 @@ def _work_directory() -> Iterator[Path]:
 def _partition_and_compile(
     exported: ExportedModel,
     spec: BuildSpec,
-    compiler: Compiler,
     session: CompilerSession,
-    store: EngineCache,
-    work: Path,
+    compiler: SegmentCompiler,
     progress: Progress,
 ) -> tuple[PartitionPlan, list[CompiledSegment]]:
     """Compile what the plan says; a segment whose build fails goes to PyTorch, and the plan is made again."""
@@ -242,13 +216,14 @@ def _partition_and_compile(
         progress.stage("partition")
         split = partition(exported, session, spec.settings, refused=refused)
         progress.stage("compile")
+        reference = SegmentReference(exported, split, spec.settings.verify)
         compiled = []
         for index, segment in enumerate(split.segments):
             progress.step(
                 f"{segment.name} ({segment.kind}, operators: {segment.operator_count})", index, len(split.segments)
             )
             try:
-                compiled.append(_compile(segment, compiler, session, store, work))
+                compiled.append(compiler.compile(segment, reference))
             except CompileError as error:
                 if spec.settings.require_full_compilation or segment.kind == "fallback":
                     raise
@@ -259,42 +234,8 @@ def _partition_and_compile(
             return split, compiled
 
 
-def _compile(
-    segment: Segment, compiler: Compiler, session: CompilerSession, store: EngineCache, work: Path
-) -> CompiledSegment:
-    started = time.monotonic()
-    if segment.kind == "fallback":
-        path = work / f"{segment.name}.pt2"
-        save_program(segment, path)
-        return CompiledSegment(
-            segment,
-            "torch",
-            _FALLBACK_FILE,
-            {_FALLBACK_FILE: path},
-            size=path.stat().st_size,
-            seconds=time.monotonic() - started,
-        )
-    components = key_components(
-        compiler=compiler.name,
-        target=compiler.target(),
-        fingerprint=session.fingerprint(segment),
-        inputs=segment.inputs,
-        outputs=segment.outputs,
-    )
-    entry: Entry = store.get_or_build(
-        engine_key(components), components, lambda directory: session.compile(segment, directory).file, work
-    )
-    return CompiledSegment(
-        segment,
-        compiler.name,
-        entry.artifact,
-        {name: entry.files / name for name in entry.digests},
-        size=entry.size,
-        seconds=time.monotonic() - started,
-        key=entry.key,
-        hit=entry.hit,
-        saved_seconds=entry.build_seconds if entry.hit else 0.0,
-    )
+def _origin(spec: BuildSpec) -> Origin:
+    return Origin(spec.name, spec.source, spec.settings.model_dump(mode="json"), _versions())
 
 
 def _manifest(
@@ -309,18 +250,7 @@ def _manifest(
         name=spec.name,
         inputs=split.inputs,
         outputs=split.outputs,
-        segments=tuple(
-            SegmentSpec(
-                name=c.segment.name,
-                kind=c.segment.kind,
-                compiler=c.compiler,
-                artifact=f"{c.segment.name}/{c.artifact}",
-                inputs=c.segment.inputs,
-                outputs=c.segment.outputs,
-                key=c.key,
-            )
-            for c in compiled
-        ),
+        segments=tuple(c.spec() for c in compiled),
         versions=_versions(),
         target=compiler.target(),
         settings=spec.settings.model_dump(mode="json"),
@@ -341,17 +271,17 @@ def _verify(
     progress: Progress,
 ) -> VerificationReport:
     progress.stage("verify")
-    if any(s.kind == "engine" for s in manifest.segments):
-        state = compiler.availability()
-        if not state.can_run:
-            progress.warn(f"not verified here: {state.detail}")
-            return VerificationReport(False, reason=state.detail)
+    device = _device(compiler)
+    if device is None and any(s.kind == "engine" for s in manifest.segments):
+        reason = compiler.availability().detail
+        progress.warn(f"not verified here: {reason}")
+        return VerificationReport(False, reason=reason)
     directory = work / "assembled"
     for name, path in artifacts.items():
         target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(path.absolute())
-    compiled = RuntimeModel(directory, manifest=manifest, device=_device(compiler))
+    compiled = RuntimeModel(directory, manifest=manifest, device=device or "cpu")
 
     def told(count: int, point: Point) -> None:
         progress.step(str(point), count, 0)
@@ -359,8 +289,10 @@ def _verify(
     return verify_model(exported.eager, compiled, spec.settings.verify, told)
 
 
-def _device(compiler: Compiler) -> str:
-    """Where the segments run here: on the GPU if the engines are for one and there is one."""
+def _device(compiler: Compiler) -> str | None:
+    """Where engines run here: on the GPU if they are for one and there is one; None where they do not run."""
+    if not compiler.availability().can_run:
+        return None
     on_gpu = compiler.target().get("device") == "cuda" and torch.cuda.is_available()
     return "cuda:0" if on_gpu else "cpu"
 

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import shlex
-import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-from builder.errors import BuilderError, VerificationError
+from builder.cli_cache import app as cache_app
+from builder.cli_common import (
+    Atol,
+    CacheDir,
+    CacheSize,
+    CompilerName,
+    Debug,
+    ExecutedOps,
+    Full,
+    Inputs,
+    Json,
+    MinBlock,
+    Model,
+    Name,
+    OutputNames,
+    Remote,
+    RemoteReadonly,
+    Root,
+    Rtol,
+    reported,
+)
 
 app = typer.Typer(
     name="triton-repo",
@@ -23,87 +39,9 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-
-Command = TypeVar("Command", bound=Callable[..., None])
-
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A spec in examples/, a spec file (model.toml), package.module:callable, file.py:callable, "
-        "model.pt2, hf:ID_OR_DIR, torchvision:NAME or timm:NAME.",
-        show_default=False,
-    ),
-]
-Inputs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        "-i",
-        metavar="TEXT",
-        help="An input, for example 'input_ids=int64[B=1:8:32, T=8:64:256] in 0..30521'. Repeat for each.",
-    ),
-]
-OutputNames = Annotated[list[str] | None, typer.Option("--output-name", help="A name for an output, in order.")]
-Name = Annotated[str | None, typer.Option(help="The model's name in the repository.")]
-Root = Annotated[Path, typer.Option("--repo", help="The model repository.")]
-CacheDir = Annotated[
-    Path | None, typer.Option("--cache", help="The engine cache; else TRITON_REPO_CACHE, else the platform's.")
-]
-CompilerName = Annotated[str | None, typer.Option("--compiler", help="auto, onnxruntime, tensorrt_rtx, inductor, ...")]
-MinBlock = Annotated[int | None, typer.Option(help="Leave engine segments with fewer operators to PyTorch.")]
-ExecutedOps = Annotated[
-    list[str] | None, typer.Option("--torch-executed-ops", help="An operator that PyTorch runs, e.g. aten::gelu.")
-]
-Full = Annotated[
-    bool, typer.Option("--require-full-compilation", help="Fail where an operator would fall back to PyTorch.")
-]
-Rtol = Annotated[float | None, typer.Option(help="Tolerance relative to an output's largest magnitude.")]
-Atol = Annotated[float | None, typer.Option(help="Absolute tolerance.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+app.add_typer(cache_app, name="cache")
 
 _DEFAULT_ROOT = Path("model_repo")
-
-
-def _reported(command: Command) -> Command:
-    """Turn every error into a few lines and an exit code: 2 the user's mistake, 1 ours, 130 Ctrl-C."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        signal.signal(signal.SIGTERM, _as_interrupt)
-        try:
-            command(*args, **kwargs)
-        except BuilderError as error:
-            from builder.console import print_error
-
-            if kwargs.get("debug"):
-                raise
-            print_error(error, kwargs.get("as_json", False))
-            raise typer.Exit(1 if isinstance(error, VerificationError) else 2) from None
-        except KeyboardInterrupt:
-            print("interrupted; nothing was changed", file=sys.stderr)
-            raise typer.Exit(130) from None
-        except BrokenPipeError:
-            # The reader of our output has gone; Python would complain again when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(1) from None
-        except (typer.Exit, typer.Abort):
-            raise
-        except Exception as error:
-            if kwargs.get("debug"):
-                raise
-            print(
-                f"internal error: {type(error).__name__}: {error}\n  to do: run again with --debug and report what it shows",
-                file=sys.stderr,
-            )
-            raise typer.Exit(1) from None
-
-    return run  # type: ignore[return-value]
-
-
-def _as_interrupt(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _spec(
@@ -130,7 +68,7 @@ def _spec(
 
 
 @app.command(short_help="Build a model and publish it.")
-@_reported
+@reported
 def build(
     model: Model,
     input_: Inputs = None,
@@ -138,6 +76,9 @@ def build(
     output_name: OutputNames = None,
     repo: Root = _DEFAULT_ROOT,
     cache: CacheDir = None,
+    cache_size: CacheSize = None,
+    remote: Remote = None,
+    remote_readonly: RemoteReadonly = False,
     compiler: CompilerName = None,
     min_block_size: MinBlock = None,
     torch_executed_ops: ExecutedOps = None,
@@ -160,15 +101,17 @@ def build(
         torch_executed_ops=torch_executed_ops,
         require_full_compilation=require_full_compilation,
     )
+    from builder.cache.options import CacheOptions
     from builder.console import Reporter, print_json, show_build
 
     with Reporter(quiet=as_json) as reporter:
+        options = CacheOptions.resolve(cache, limit=cache_size, remote=remote, readonly=remote_readonly or None)
         reporter.stage("import torch")
         from builder.build import build as run
         from builder.report import build_json
 
         result = run(
-            spec, root=repo, cache=cache, progress=reporter, command=shlex.join(["triton-repo", *sys.argv[1:]])
+            spec, root=repo, cache=options, progress=reporter, command=shlex.join(["triton-repo", *sys.argv[1:]])
         )
     if as_json:
         print_json(build_json(result))
@@ -177,7 +120,7 @@ def build(
 
 
 @app.command(short_help="Dry run: show how it would be split.")
-@_reported
+@reported
 def plan(
     model: Model,
     input_: Inputs = None,
@@ -214,7 +157,7 @@ def plan(
 
 
 @app.command(short_help="Show what a publication is.")
-@_reported
+@reported
 def inspect(
     path: Annotated[Path, typer.Argument(help="A version directory, a model's directory, or a repository.")],
     as_json: Json = False,
@@ -235,7 +178,7 @@ def inspect(
 
 
 @app.command(short_help="Serve a repository with Triton.")
-@_reported
+@reported
 def serve(
     repo: Root = _DEFAULT_ROOT,
     http_port: Annotated[int | None, typer.Option(help="A free one if not given.")] = None,
@@ -268,7 +211,7 @@ def serve(
 
 
 @app.command(short_help="Call a served model and compare.")
-@_reported
+@reported
 def smoke(
     model: Model,
     input_: Inputs = None,
@@ -306,7 +249,7 @@ def smoke(
 
 
 @app.command(short_help="Show what is installed and missing.")
-@_reported
+@reported
 def doctor(as_json: Json = False, debug: Debug = False) -> None:
     """Say what is installed, which compilers can build and run here, and how to get what is missing."""
     from builder.console import print_json, show_checks

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Reporter",
+    "make_table",
+    "output",
     "print_error",
     "print_json",
     "show_build",
@@ -37,7 +39,8 @@ __all__ = [
 _LOG_SECONDS = 5.0
 
 
-def _out() -> Console:
+def output() -> Console:
+    """Standard output."""
     return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
 
 
@@ -115,7 +118,8 @@ def size_text(size: int) -> str:
     return f"{value:.2f} GiB"
 
 
-def _table(title: str, *columns: str) -> Table:
+def make_table(title: str, *columns: str) -> Table:
+    """A table with a title and columns."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -124,7 +128,7 @@ def _table(title: str, *columns: str) -> Table:
 
 def show_build(result: BuildResult) -> None:
     """Segments, compiler, time, size, cache hit or miss, worst error, and the path."""
-    table = _table("Segments", "segment", "compiler", "operators", "time", "size", "cache")
+    table = make_table("Segments", "segment", "compiler", "operators", "time", "size", "cache")
     for item in result.segments:
         cached = {True: f"hit, saved {item.saved_seconds:.1f} s", False: "miss", None: ""}[item.hit]
         table.add_row(
@@ -135,7 +139,7 @@ def show_build(result: BuildResult) -> None:
             size_text(item.size),
             cached,
         )
-    out = _out()
+    out = output()
     out.print(table)
     _show_fallbacks(result.plan, out)
     _show_report(result.report, out)
@@ -165,9 +169,9 @@ def _show_report(report: VerificationReport, out: Console) -> None:
 
 def show_plan(plan: PartitionPlan) -> None:
     """Every segment, what is in it, its boundary tensors, and why each fallback operator is one."""
-    out = _out()
+    out = output()
     _show_tensors("Inputs", plan.inputs, out)
-    table = _table("Segments", "segment", "kind", "operators", "boundary in", "boundary out")
+    table = make_table("Segments", "segment", "kind", "operators", "boundary in", "boundary out")
     for segment in plan.segments:
         counts = ", ".join(f"{name} x{n}" if n > 1 else name for name, n in segment.operators.items())
         table.add_row(
@@ -185,7 +189,7 @@ def show_plan(plan: PartitionPlan) -> None:
 
 
 def _show_tensors(title: str, tensors: Sequence[TensorSpec], out: Console) -> None:
-    table = _table(title, "name", "dtype", "dimensions (min:opt:max)")
+    table = make_table(title, "name", "dtype", "dimensions (min:opt:max)")
     for tensor in tensors:
         table.add_row(escape(tensor.name), tensor.dtype, escape(", ".join(map(str, tensor.dims)) or "scalar"))
     out.print(table)
@@ -194,7 +198,7 @@ def _show_tensors(title: str, tensors: Sequence[TensorSpec], out: Console) -> No
 def _show_fallbacks(plan: PartitionPlan, out: Console) -> None:
     if not plan.fallbacks:
         return
-    table = _table("Run by PyTorch", "operator", "reason", "where")
+    table = make_table("Run by PyTorch", "operator", "reason", "where")
     for item in plan.fallbacks:
         table.add_row(item.operator, escape(item.reason), escape(_relative(item.place or "")))
     out.print(table)
@@ -207,11 +211,11 @@ def _relative(place: str) -> str:
 
 def show_manifest(manifest: Manifest, path: object) -> None:
     """What one publication is: tensors, segments, how well it was verified, what built it."""
-    out = _out()
+    out = output()
     out.print(f"{manifest.name}: {path}", markup=False)
     _show_tensors("Inputs", manifest.inputs, out)
     _show_tensors("Outputs", [o.tensor for o in manifest.outputs], out)
-    table = _table("Segments", "segment", "kind", "compiler", "artifact", "size", "key")
+    table = make_table("Segments", "segment", "kind", "compiler", "artifact", "size", "key")
     for segment in manifest.segments:
         directory = segment.artifact.rpartition("/")[0] + "/"
         size = sum(f.size for name, f in manifest.files.items() if name.startswith(directory))
@@ -229,9 +233,9 @@ def show_manifest(manifest: Manifest, path: object) -> None:
 
 def show_checks(checks: Sequence[Mapping[str, str]]) -> None:
     """What doctor found, a line each."""
-    table = _table("", "what", "state", "detail")
+    table = make_table("", "what", "state", "detail")
     colours = {"ok": "green", "missing": "yellow", "limited": "yellow", "broken": "red"}
     for check in checks:
         colour = colours.get(check["state"], "white")
         table.add_row(check["what"], f"[{colour}]{check['state']}[/]", escape(check["detail"]))
-    _out().print(table)
+    output().print(table)

@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 import sys
 
-from builder.cache.store import cache_directory
+from builder.cache.options import cache_directory
 from builder.compilers.registry import available_compilers, choose_compiler
 from builder.errors import BuilderError, ServingError
 from builder.serving.install import find_server

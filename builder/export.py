@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from builder.errors import BuilderError, ExportError, SpecError
 from builder.explain import check_runs, explained
+from builder.hashing import Digest, tensor_bytes
 from builder.inputs import Input, resolve_names
 from builder.tracing import call_module, dim_name, trace, trace_sizes
 from builder.types import Range, SymbolName
@@ -40,13 +40,12 @@ class EagerModel:
     output_names: tuple[str, ...]
 
     def weights_digest(self) -> str:
-        """sha256 of all parameters and persistent buffers, with their names, as hexadecimal digits."""
-        digest = hashlib.sha256()
+        """blake3 of all parameters and persistent buffers, with their names, as hexadecimal digits."""
+        digest = Digest()
         for name, tensor in sorted(self.module.state_dict().items()):
             if isinstance(tensor, torch.Tensor):
                 digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-                flat = tensor.detach().cpu().contiguous().reshape(-1)
-                digest.update(flat.view(torch.uint8).numpy().data)
+                digest.update(tensor_bytes(tensor.contiguous()))
         return digest.hexdigest()
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,23 +1,11 @@
-"""What several stages do with files: digests, and making writes last."""
+"""What several stages do with files: making writes last."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
-__all__ = ["file_digest", "sync_path"]
-
-_CHUNK = 1 << 20
-
-
-def file_digest(path: Path) -> str:
-    """sha256 of a file, as hexadecimal digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+__all__ = ["sync_path"]
 
 
 def sync_path(path: Path) -> None:

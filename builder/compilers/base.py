@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from builder.errors import CompileError
+from builder.lowering.weights import FixedWeight, WeightSpec
 from builder.partition.plan import Segment, SupportOracle
 
-__all__ = ["Availability", "CompiledArtifact", "Compiler", "CompilerSession"]
+__all__ = ["Availability", "CompiledArtifact", "Compiler", "CompilerSession", "Fingerprint", "RefitError"]
+
+
+class RefitError(CompileError):
+    """An engine does not take the weights that it is given; it must be compiled again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +44,55 @@ class CompiledArtifact:
     file: str
 
 
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What decides the engine of a segment.
+
+    Args:
+        components: JSON values that enter the engine key: digests of the graph and of what else
+            decides the engine. Equal for two segments only if one engine serves both.
+        text: the graph, for people to read and to compare line by line.
+        details: JSON values for people to read; whatever in them matters is in `components` by digest.
+        refit: "weights" when the engine is kept without weights and takes any of their dtypes and
+            shapes; "none" when weights are part of it, and then `components` covers their values.
+        weights: what a refit puts in, in the engine's order.
+        fixed: tensors of the model whose values `components` covers although the compiler refits.
+        unsure: why no other build may share the engine, where something cannot be fingerprinted.
+    """
+
+    components: Mapping[str, Any]
+    text: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+    refit: str = "none"
+    weights: tuple[WeightSpec, ...] = ()
+    fixed: tuple[FixedWeight, ...] = ()
+    unsure: tuple[str, ...] = ()
+
+
 class CompilerSession(SupportOracle, Protocol):
     """One build with one compiler: answers for the partitioner, then compiles what it accepted."""
 
-    def fingerprint(self, segment: Segment) -> Mapping[str, Any]:
-        """What decides the engine of a segment, as JSON values: its graph and weights by digest.
-
-        Goes into the engine key, beside the profiles, the compiler and the target.
-        """
+    def fingerprint(self, segment: Segment) -> Fingerprint:
+        """What decides the engine of a segment, beside the profiles, the compiler and the target."""
         ...
 
     def compile(self, segment: Segment, directory: Path) -> CompiledArtifact:
-        """Write the engine of a segment into an empty directory.
+        """Write the engine of a segment into an empty directory; without weights where it can be refitted.
 
         Raises:
             CompileError: with the compiler's own messages.
+        """
+        ...
+
+    def refit(self, segment: Segment, engine: Path, directory: Path) -> CompiledArtifact:
+        """Write an engine with the segment's weights into an empty directory. Called where `Fingerprint.refit` is "weights".
+
+        Args:
+            segment: of the same fingerprint as the one that the engine was compiled for.
+            engine: the directory that `compile` wrote; it stays as it is.
+            directory: where the complete engine goes.
+        Raises:
+            RefitError: when a weight's name, dtype or shape is not the engine's.
         """
         ...
 

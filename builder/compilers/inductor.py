@@ -1,15 +1,20 @@
 """AOTInductor: PyTorch's own ahead-of-time compiler, for the CPU and for CUDA. It takes every operator that PyTorch has.
 
-Its engine is a `.pt2` package with native code and weights. It is valid for the torch that made it,
-on the kind of processor that it was made on.
+Its engine is a `.pt2` package with native code, valid for the torch that made it, on the kind of
+processor that it was made on. Weights lie in a file of the package, and the engine in the cache is a
+package without it: compiling never sees the model's weights, so it can fold none of them.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 import os
 import platform
 import shutil
+import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,10 +23,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 
-from builder.compilers.base import Availability, CompiledArtifact
+from builder.compilers.aoti_package import WEIGHTS_LIST, WeightsFile, fill_package, strip_package
+from builder.compilers.base import Availability, CompiledArtifact, Fingerprint
 from builder.errors import CompileError
-from builder.files import file_digest
-from builder.lowering.program import save_program
+from builder.lowering.canonical_program import CanonicalProgram, canonical_program
 from builder.partition.plan import Segment
 from builder.tracing import quiet_torch
 from builder.types import DTYPES
@@ -31,9 +36,29 @@ __all__ = ["InductorCompiler"]
 _PACKAGE_FILE = "model.pt2"
 _INSTALL = "install a C++ compiler, for example the packages g++ or clang, or name one in the variable CXX"
 
+# Each changes the code that is generated, so they are part of the key.
+_OPTIONS: dict[str, Any] = {
+    # Small tensors would be written into the code.
+    "always_keep_tensor_constants": True,
+    # The number of threads of the machine that compiles would be, too.
+    "cpp.dynamic_threads": True,
+}
+
+# A package without any constant does not load with them: AOTInductor maps a file of no bytes.
+_WEIGHTS_APART: dict[str, Any] = {
+    "aot_inductor.package_constants_in_so": False,
+    "aot_inductor.package_constants_on_disk_format": "binary_blob",
+}
+
+# Parts of the names of inductor's settings that say where it writes and what it tells, not what it generates.
+_IRRELEVANT = ("log", "debug", "path", "trace", "cache", "progress", "worker", "testing", "save_", "verbose", "dir")
+
+# What the compiler itself writes down in its settings while it works.
+_STATE = frozenset({"aot_inductor.metadata", "aot_inductor.serialized_in_spec", "aot_inductor.serialized_out_spec"})
+
 
 class InductorCompiler:
-    """`torch._inductor` behind the compiler protocol. Weights are part of the package."""
+    """`torch._inductor` behind the compiler protocol."""
 
     name: ClassVar[str] = "inductor"
 
@@ -44,7 +69,13 @@ class InductorCompiler:
 
     def target(self) -> Mapping[str, Any]:
         """The machine's instruction set, or the GPU's compute capability, and the torch that compiles."""
-        target = {"torch": torch.__version__, "machine": platform.machine(), "cpu": _cpu_capability()}
+        target = {
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+            "cpu": _cpu_capability(),
+            "instructions": _instructions(_cxx()),
+            "cxx": _cxx_version(_cxx()),
+        }
         if torch.cuda.is_available():
             return {
                 "device": "cuda",
@@ -66,8 +97,39 @@ class InductorCompiler:
 
 
 def _cxx() -> str | None:
-    named = os.environ.get("CXX")
-    return next((path for c in (named, "g++", "clang++", "c++") if c and (path := shutil.which(c))), None)
+    """The C++ compiler that inductor calls, as it looks for it."""
+    from torch._inductor import config
+
+    named = config.cpp.cxx if isinstance(config.cpp.cxx, list | tuple) else [config.cpp.cxx]
+    return next((path for c in (os.environ.get("CXX"), *named) if c and (path := shutil.which(c))), None)
+
+
+@functools.cache
+def _cxx_version(cxx: str | None) -> str:
+    return _said(cxx, "--version").partition("\n")[0]
+
+
+@functools.cache
+def _instructions(cxx: str | None) -> str:
+    """What the C++ compiler takes this processor for: inductor has it compile for exactly that (-march=native).
+
+    A digest of the instruction sets that it would use, which it tells as macros; a processor that lacks
+    one of them would crash.
+    """
+    native = set(_said(cxx, "-march=native", "-dM", "-E", "-x", "c++", os.devnull).splitlines())
+    plain = set(_said(cxx, "-dM", "-E", "-x", "c++", os.devnull).splitlines())
+    added = sorted(line.split()[1] for line in native - plain if len(line.split()) > 1)
+    # In lower case it names the processor's family, which decides no more than the order of instructions.
+    return hashlib.sha256(" ".join(name for name in added if name.isupper()).encode()).hexdigest()[:16]
+
+
+def _said(*command: str | None) -> str:
+    if command[0] is None:
+        return ""
+    try:
+        return subprocess.run([c or "" for c in command], capture_output=True, text=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def _cpu_capability() -> str:
@@ -78,6 +140,7 @@ class _Session:
     def __init__(self, work: Path, device: str) -> None:
         self._work = work
         self._device = device
+        self._canonical: dict[tuple[str, ...], CanonicalProgram] = {}
 
     def prepare(self, program: ExportedProgram) -> ExportedProgram:
         """AOTInductor decomposes by itself, and knows best how."""
@@ -95,35 +158,103 @@ class _Session:
                 refused[node.name] = f"a {spec.dtype} tensor cannot cross a boundary, and {spec.name!r} would"
         return refused
 
-    def fingerprint(self, segment: Segment) -> Mapping[str, Any]:
-        """Digest of the program with its weights, without traces of how it was made."""
-        path = self._work / f"{hashlib.sha256(repr(segment.nodes).encode()).hexdigest()[:16]}.pt2"
-        save_program(segment, path)
-        return {"ir": "torch.export", "program": file_digest(path)}
+    def canonical(self, segment: Segment) -> CanonicalProgram:
+        """The segment without names; made on the first call."""
+        if segment.nodes not in self._canonical:
+            self._canonical[segment.nodes] = canonical_program(segment)
+        return self._canonical[segment.nodes]
+
+    def fingerprint(self, segment: Segment) -> Fingerprint:
+        """The program by its canonical text, and every setting of inductor that decides what it generates."""
+        canonical = self.canonical(segment)
+        settings, unsure = _settings()
+        return Fingerprint(
+            components={
+                "ir": "torch.export",
+                "graph": _sha256(canonical.text),
+                "settings": _sha256(json.dumps(settings, sort_keys=True)),
+            },
+            text=canonical.text,
+            details={"inductor": settings},
+            refit="weights",
+            weights=canonical.weights,
+            fixed=canonical.fixed,
+            unsure=(*canonical.unsure, *unsure),
+        )
 
     def compile(self, segment: Segment, directory: Path) -> CompiledArtifact:
-        """Compile and package.
+        """Compile and package, with made-up weights that are then taken out.
 
         Raises:
             CompileError: when AOTInductor fails, or would take less than the declared ranges.
         """
         import torch._inductor
 
-        program = segment.program
+        canonical = self.canonical(segment)
+        made_up = _made_up(canonical.tensors)
+        program = canonical.program(made_up)
         before = _bounds(program)
+        tensors = canonical.named(made_up)
+        options = {**_OPTIONS, **(_WEIGHTS_APART if tensors else {})}
+        full = Path(tempfile.mkdtemp(dir=self._work)) / _PACKAGE_FILE
         try:
             with quiet_torch():
                 if self._device != "cpu":
                     program = move_to_device_pass(program, self._device)
                 program._example_inputs = (_examples(segment, self._device), {})
-                torch._inductor.aoti_compile_and_package(program, package_path=str(directory / _PACKAGE_FILE))
+                torch._inductor.aoti_compile_and_package(program, package_path=str(full), inductor_configs=options)
         except Exception as error:
             text = " ".join(str(error).split())
             raise CompileError(f"AOTInductor: {type(error).__name__}: {text[:400]}", where=segment.name) from error
         narrowed = [f"{name} to {now}" for name, now in _bounds(program).items() if before.get(name, now) != now]
         if narrowed:
             raise CompileError(f"AOTInductor narrowed the size {', '.join(narrowed)}", where=segment.name)
+        strip_package(full, directory / _PACKAGE_FILE, tensors).write(directory / WEIGHTS_LIST)
+        shutil.rmtree(full.parent)
         return CompiledArtifact(_PACKAGE_FILE)
+
+    def refit(self, segment: Segment, engine: Path, directory: Path) -> CompiledArtifact:
+        canonical = self.canonical(segment)
+        contents = WeightsFile.read(engine / WEIGHTS_LIST)
+        fill_package(engine / _PACKAGE_FILE, directory / _PACKAGE_FILE, contents, canonical.named(canonical.tensors))
+        return CompiledArtifact(_PACKAGE_FILE)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _settings() -> tuple[dict[str, Any], list[str]]:
+    """Settings of inductor and torch that can change generated code, and the names of those that are code themselves."""
+    from torch._inductor import config
+
+    found: dict[str, Any] = {
+        "torch.float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "torch.deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+    unsure = []
+    for name, value in {
+        **config.save_config_portable(ignore_private_configs=True),
+        **_OPTIONS,
+        **_WEIGHTS_APART,
+    }.items():
+        if name in _STATE or any(part in name.lower() for part in _IRRELEVANT):
+            continue
+        text = json.dumps(value, sort_keys=True, default=lambda v: f"<{type(v).__name__}>")
+        if callable(value) or "<function" in text or "<method" in text:
+            unsure.append(f"inductor's setting {name}, which is code")
+        found[name] = json.loads(text)
+    return found, unsure
+
+
+def _made_up(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Distinct random values of the same dtypes, shapes and strides."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for tensor in tensors:
+        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        made.append(empty.normal_(generator=generator))
+    return made
 
 
 def _examples(segment: Segment, device: str) -> tuple[torch.Tensor, ...]:

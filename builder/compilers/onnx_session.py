@@ -5,13 +5,13 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch.export import ExportedProgram
 
-from builder.compilers.base import CompiledArtifact
+from builder.compilers.base import CompiledArtifact, Fingerprint
 from builder.lowering.onnx import LoweredSegment, LoweringFailure, lower_to_onnx
-from builder.lowering.torch_onnx import OPSET, decompose_for_onnx, untranslatable
+from builder.lowering.torch_onnx import decompose_for_onnx, untranslatable
 from builder.partition.assign import is_compute
 from builder.partition.plan import Segment
 from builder.types import DTYPES, TensorSpec
@@ -107,7 +107,10 @@ class OnnxSession(abc.ABC):
             self._lowered[segment.nodes] = lower_to_onnx(segment, directory)
         return self._lowered[segment.nodes]
 
-    def fingerprint(self, segment: Segment) -> Mapping[str, Any]:
-        """Digests of the graph and of all weights, by value."""
-        lowered = self.lowered(segment)
-        return {"ir": f"onnx opset {OPSET}", "graph": lowered.graph_digest, "weights": lowered.weights_digest}
+    @abc.abstractmethod
+    def fingerprint(self, segment: Segment) -> Fingerprint:
+        """What decides the engine of a segment."""
+
+    def refit(self, segment: Segment, engine: Path, directory: Path) -> CompiledArtifact:
+        """Only for compilers whose fingerprint says that they refit."""
+        raise NotImplementedError(f"{self.library} engines are not refitted")

@@ -1,7 +1,8 @@
 """ONNX Runtime: the compiler for machines without TensorRT.
 
-Its engine is the ONNX graph with its weights beside it; ONNX Runtime optimises it for the machine
-that loads it, so that it is portable. Compiling proves that it loads.
+Its engine is the ONNX graph with its weights in a file beside it; ONNX Runtime optimises it for the
+machine that loads it, so that it is portable. Compiling proves that it loads; a refit is another
+weights file.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from builder.compilers.base import Availability, CompiledArtifact
+from builder.compilers.base import Availability, CompiledArtifact, Fingerprint, RefitError
 from builder.compilers.onnx_session import OnnxSession
 from builder.errors import CompileError
-from builder.lowering.onnx import GRAPH_FILE, LoweredSegment
+from builder.lowering.onnx import GRAPH_FILE, WEIGHTS_FILE, LoweredSegment, external_weights
+from builder.lowering.torch_onnx import OPSET
 from builder.partition.plan import Segment
 
 __all__ = ["OnnxRuntimeCompiler"]
@@ -71,10 +73,28 @@ class _Session(OnnxSession):
         named = re.search(r"(?:[Nn]ode|name)[ :(]*'?(n\d+)\b", message)
         return {named[1] if named else None: f"ONNX Runtime: {message}"}
 
+    def fingerprint(self, segment: Segment) -> Fingerprint:
+        lowered = self.lowered(segment)
+        return Fingerprint(
+            components={"ir": f"onnx opset {OPSET}", "graph": lowered.graph_digest},
+            text=lowered.text(),
+            refit="weights",
+            weights=lowered.weights,
+            fixed=lowered.fixed,
+        )
+
     def compile(self, segment: Segment, directory: Path) -> CompiledArtifact:
         # That it loads was proved when the partitioner asked.
-        for file in self.lowered(segment).files:
-            shutil.copyfile(file, directory / file.name)
+        shutil.copyfile(self.lowered(segment).graph, directory / GRAPH_FILE)
+        return CompiledArtifact(GRAPH_FILE)
+
+    def refit(self, segment: Segment, engine: Path, directory: Path) -> CompiledArtifact:
+        lowered = self.lowered(segment)
+        if external_weights(engine / GRAPH_FILE) != external_weights(lowered.graph):
+            raise RefitError("the engine's weights have other names, dtypes or shapes", where=segment.name)
+        shutil.copyfile(engine / GRAPH_FILE, directory / GRAPH_FILE)
+        if lowered.weights:
+            shutil.copyfile(lowered.directory / WEIGHTS_FILE, directory / WEIGHTS_FILE)
         return CompiledArtifact(GRAPH_FILE)
 
 

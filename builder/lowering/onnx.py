@@ -1,4 +1,8 @@
-"""A segment as ONNX: one graph file without names or weights, and one file of weights."""
+"""A segment as ONNX: one graph file without names or weights, and one file of weights.
+
+The exporter's optimiser never sees a weight: with them it folds, merges equal ones and fuses batch
+normalisation into convolutions, so that two checkpoints of one model would be two graphs.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +15,26 @@ from pathlib import Path
 
 import onnx_ir as ir
 import torch
+from torch.export.graph_signature import InputKind
 
 from builder.errors import CompileError
-from builder.files import file_digest
+from builder.hashing import file_digest
 from builder.lowering.canonical import canonicalise
+from builder.lowering.structure import structural_weights
 from builder.lowering.torch_onnx import OPSET
+from builder.lowering.weights import FixedWeight, WeightSpec, refusal
 from builder.partition.assign import is_compute
 from builder.partition.plan import Segment
 from builder.tracing import quiet_torch
 
-__all__ = ["GRAPH_FILE", "WEIGHTS_FILE", "LoweredSegment", "LoweringFailure", "lower_to_onnx"]
+__all__ = ["GRAPH_FILE", "WEIGHTS_FILE", "LoweredSegment", "LoweringFailure", "external_weights", "lower_to_onnx"]
 
 GRAPH_FILE = "model.onnx"
 WEIGHTS_FILE = "weights.bin"
 
-# Bytes.
-_SMALLEST_WEIGHT = 256
-
 _SEGMENT_NODE = "builder.segment_node"
+_WEIGHT = "builder.weight"
+_DTYPE_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +42,23 @@ class LoweredSegment:
     """A segment in ONNX, on disk.
 
     Its inputs are named `input_0`, `input_1`, ... and its outputs `output_0`, ... in the segment's
-    order. No name, path or trace of the model is in the graph file, and no weight but small ones: two
-    segments that compute the same have the same graph digest.
+    order. No name, path or trace of the model is in the graph file, and of the weights only dtypes and
+    shapes: two segments that compute the same for the same weights have the same graph digest.
 
     Args:
         segment: that it was made of.
         directory: holds the graph file and the weights file beside it.
-        graph_digest, weights_digest: sha256 of the two files.
+        graph_digest: sha256 of the graph file.
+        weights: what the weights file holds, in order.
+        fixed: tensors of the model that are in the graph by value.
         origins: the segment's node that each ONNX node was made for, by ONNX node name.
     """
 
     segment: Segment
     directory: Path
     graph_digest: str
-    weights_digest: str
+    weights: tuple[WeightSpec, ...]
+    fixed: tuple[FixedWeight, ...]
     origins: Mapping[str, str]
 
     @property
@@ -59,6 +68,10 @@ class LoweredSegment:
     @property
     def files(self) -> tuple[Path, ...]:
         return tuple(p for p in (self.graph, self.directory / WEIGHTS_FILE) if p.exists())
+
+    def text(self) -> str:
+        """The graph for people to read."""
+        return str(ir.load(self.graph))
 
 
 class LoweringFailure(Exception):
@@ -88,44 +101,105 @@ def lower_to_onnx(segment: Segment, directory: Path) -> LoweredSegment:
                 input_names=[f"input_{i}" for i in range(len(segment.inputs))],
                 output_names=[f"output_{i}" for i in range(len(segment.outputs))],
                 verbose=False,
+                optimize=False,
             )
+            assert exported is not None
+            fixed = _optimise(exported, segment)
     except Exception as error:
         raise LoweringFailure(_blame(segment, error)) from error
     finally:
         _forget_unbacked(segment)
-    assert exported is not None
     model = exported.model
     names = [v.name for v in model.graph.inputs], [v.name for v in model.graph.outputs]
     if (len(names[0]), len(names[1])) != (len(segment.inputs), len(segment.outputs)):
         raise CompileError(f"the ONNX translation of {segment.name} has inputs and outputs {names}")
+    weights = [v for v in model.graph.initializers.values() if _WEIGHT in v.metadata_props]
+    fixed_values = {n: v for n, v in model.graph.initializers.items() if n in fixed}
     origins = canonicalise(model, _origin)
-    _write_weights(model, directory)
+    # In the order in which the graph first uses them, which is that of their new names.
+    weights.sort(key=lambda v: int((v.name or "")[1:]))
+    _write_weights(weights, directory)
     ir.save(model, directory / GRAPH_FILE)
-    weights = directory / WEIGHTS_FILE
     return LoweredSegment(
         segment=segment,
         directory=directory,
         graph_digest=file_digest(directory / GRAPH_FILE),
-        weights_digest=file_digest(weights) if weights.exists() else "",
+        weights=tuple(WeightSpec(*_described(v)) for v in weights),
+        fixed=tuple(
+            FixedWeight(new, origin, dtype, shape, fixed[origin])
+            for origin, value in fixed_values.items()
+            for new, dtype, shape in [_described(value)]
+        ),
         origins=origins,
     )
 
 
-def _write_weights(model: ir.Model, directory: Path) -> None:
-    """Move weights to their own file.
+def external_weights(graph: Path) -> list[tuple[str, str, tuple[int, ...], int, int]]:
+    """Name, dtype, shape, offset and length (bytes) of each weight that a graph file takes from a weights file."""
+    values = ir.load(graph).graph.initializers.values()
+    return [
+        (*_described(v), v.const_value.offset or 0, v.const_value.length or 0)
+        for v in values
+        if isinstance(v.const_value, ir.ExternalTensor)
+    ]
 
-    Integers and small tensors stay in the graph: they decide shapes (the scales of a Resize), and
-    parsers need them while they infer those.
+
+def _optimise(exported: torch.onnx.ONNXProgram, segment: Segment) -> dict[str, str]:
+    """Have the exporter optimise its graph with all weights out of sight.
+
+    Marks each weight that is left with `_WEIGHT`.
+    Returns: {initializer: reason} for the model's tensors that stay in the graph by value.
     """
-    weights = [v for v in model.graph.initializers.values() if _is_weight(v.const_value)]
+    graph = exported.model.graph
+    fixed = {name: reason for name, reason in _by_value(segment).items() if name in graph.initializers}
+    candidates = {
+        str(s.target) for s in segment.program.graph_signature.input_specs if s.kind is not InputKind.USER_INPUT
+    } - fixed.keys()
+    fixed.update(structural_weights(graph, candidates))
+    inputs = len(graph.inputs)
+    hidden: dict[ir.Value, ir.TensorProtocol | None] = {}
+    for name in [n for n in graph.initializers if n in candidates and n not in fixed]:
+        value = graph.initializers.pop(name)
+        hidden[value], value.const_value = value.const_value, None
+        graph.inputs.append(value)
+    exported.optimize()
+    del graph.inputs[inputs:]
+    for value, tensor in hidden.items():
+        if value.uses() or value.is_graph_output():
+            value.const_value = tensor
+            value.metadata_props[_WEIGHT] = "1"
+            graph.initializers.add(value)
+    return fixed
+
+
+def _by_value(segment: Segment) -> dict[str, str]:
+    """{tensor: why the graph keeps its values}, told by the tensor alone."""
+    program = segment.program
+    reasons = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            continue
+        name = str(spec.target)
+        tensor = {**program.constants, **program.state_dict}[name]
+        if spec.kind is InputKind.CONSTANT_TENSOR:
+            reasons[name] = "it is a constant of the model's code"
+        elif isinstance(tensor, torch.Tensor) and (reason := refusal(tensor)):
+            reasons[name] = reason
+    return reasons
+
+
+def _described(value: ir.Value) -> tuple[str, str, tuple[int, ...]]:
+    tensor = value.const_value
+    assert tensor is not None
+    return value.name or "", _DTYPE_NAMES.get(tensor.dtype.name, tensor.dtype.name.lower()), tuple(tensor.shape.numpy())
+
+
+def _write_weights(weights: list[ir.Value], directory: Path) -> None:
+    """Move weights to their own file."""
     tensors = [v.const_value for v in weights if v.const_value is not None]
     moved = ir.external_data.convert_tensors_to_external(tensors, directory, WEIGHTS_FILE)
     for value, tensor in zip(weights, moved, strict=True):
         value.const_value = tensor
-
-
-def _is_weight(tensor: ir.TensorProtocol | None) -> bool:
-    return tensor is not None and tensor.dtype.is_floating_point() and tensor.nbytes >= _SMALLEST_WEIGHT
 
 
 @contextlib.contextmanager

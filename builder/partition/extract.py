@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from builder.errors import PartitionError
 from builder.partition.assign import is_free
 
-__all__ = ["Extraction"]
+__all__ = ["Extraction", "assemble"]
 
 
 class Extraction:
@@ -45,6 +45,7 @@ class Extraction:
         self._body = torch.fx.Graph()
         self._copies: dict[torch.fx.Node, torch.fx.Node] = {}
         self._weights: dict[torch.fx.Node, InputSpec] = {}
+        self._tensors: dict[tuple[Any, ...], torch.fx.Node] = {}
         self._modules: dict[str, Any] = {}
         self._lifted = {
             s.arg.name: s for s in program.graph_signature.input_specs if s.kind is not InputKind.USER_INPUT
@@ -67,8 +68,7 @@ class Extraction:
         if node.op == "get_attr":
             return self._submodule(node)
         if node.op == "placeholder" and node.name in self._lifted:
-            self._weights[node] = self._lifted[node.name]
-            return self._placeholder(node)
+            return self._weight(node)
         if node.op == "placeholder" or not is_free(node):
             self.boundary.append(node)
             copy = self._placeholder(node)
@@ -76,6 +76,21 @@ class Extraction:
             copy.meta["val"] = node.meta["val"].contiguous()
             return copy
         return self._size(node)
+
+    def _weight(self, node: torch.fx.Node) -> torch.fx.Node:
+        """The placeholder of a weight; tied weights are one, so that they stay tied in whatever is made of it."""
+        spec = self._lifted[node.name]
+        identity = _identity(self._value(spec)) or (node.name,)
+        if identity in self._tensors:
+            self._copies[node] = self._tensors[identity]
+            return self._copies[node]
+        self._weights[node] = spec
+        self._tensors[identity] = self._placeholder(node)
+        return self._tensors[identity]
+
+    def _value(self, spec: InputSpec) -> Any:
+        target = str(spec.target)
+        return self.program.state_dict.get(target, self.program.constants.get(target))
 
     def _placeholder(self, node: torch.fx.Node) -> torch.fx.Node:
         with self._body.inserting_before(self._first):
@@ -145,19 +160,14 @@ class Extraction:
                 state[spec.target] = self.program.state_dict[spec.target]
             else:
                 constants[spec.target] = self.program.constants[spec.target]
-        return ExportedProgram(
-            root=_root(self._modules),
-            graph=body,
-            graph_signature=ExportGraphSignature(
-                input_specs,
-                [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=n.name), None) for n in returned],
-            ),
-            state_dict=state,
-            range_constraints=self.program.range_constraints,
-            module_call_graph=[_call(len(self.boundary), len(outputs), [n.name for n in self.boundary])],
-            example_inputs=None,
-            constants=constants,
-            verifiers=self.program.verifiers,
+        return assemble(
+            self.program,
+            body,
+            self._modules,
+            input_specs,
+            [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=n.name), None) for n in returned],
+            state,
+            constants,
         )
 
     def _ordered(self, outputs: Sequence[torch.fx.Node]) -> torch.fx.Graph:
@@ -178,11 +188,49 @@ class Extraction:
         return graph
 
 
-def _root(modules: Mapping[str, Any]) -> torch.nn.Module:
+def _identity(value: Any) -> tuple[Any, ...] | None:
+    """Equal for tensors that are the same memory seen the same way."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    start = value.untyped_storage().data_ptr()
+    if start == 0:
+        return None
+    return (start, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype, value.device)
+
+
+def assemble(
+    source: ExportedProgram,
+    graph: torch.fx.Graph,
+    modules: Mapping[str, Any],
+    inputs: list[InputSpec],
+    outputs: list[OutputSpec],
+    state: dict[str, Any],
+    constants: Mapping[str, Any],
+) -> ExportedProgram:
+    """An exported program of a graph that was made of another program's nodes.
+
+    Args:
+        source: the program whose sizes the graph speaks of.
+        graph: weights first, then the tensors that a caller gives.
+        modules: graphs that operators of the graph run, by attribute name.
+        inputs, outputs: its signature.
+        state, constants: weights by the targets in `inputs`.
+    """
     root = torch.nn.Module()
     for target, module in modules.items():
         setattr(root, target, module)
-    return root
+    given = [s.arg.name for s in inputs if s.kind is InputKind.USER_INPUT]
+    return ExportedProgram(
+        root=root,
+        graph=graph,
+        graph_signature=ExportGraphSignature(inputs, outputs),
+        state_dict=state,
+        range_constraints=source.range_constraints,
+        module_call_graph=[_call(len(given), len(outputs), given)],
+        example_inputs=None,
+        constants=dict(constants),
+        verifiers=source.verifiers,
+    )
 
 
 def _call(inputs: int, outputs: int, names: list[str]) -> ModuleCallEntry:

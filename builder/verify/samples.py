@@ -12,7 +12,7 @@ import torch
 from builder.inputs import Input
 from builder.types import DTYPES, Range, SymbolName
 
-__all__ = ["Point", "corner_points", "extreme_points", "make_tensors", "points", "random_points"]
+__all__ = ["Point", "corner_points", "extreme_points", "make_tensors", "opt_point", "points", "random_points"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def extreme_points(inputs: Sequence[Input]) -> dict[str, Point]:
     dims = _dynamic(inputs)
     found = {
         "min": Point({name: d.min for name, d in dims.items()}),
-        "opt": Point({name: d.opt for name, d in dims.items()}),
+        "opt": opt_point(inputs),
         "max": Point({name: _high(d) for name, d in dims.items()}),
     }
     kept: dict[str, Point] = {}
@@ -52,6 +52,11 @@ def extreme_points(inputs: Sequence[Input]) -> dict[str, Point]:
         if point not in kept.values():
             kept[name] = point
     return kept
+
+
+def opt_point(inputs: Sequence[Input]) -> Point:
+    """Every dimension at its opt."""
+    return Point({name: d.opt for name, d in _dynamic(inputs).items()})
 
 
 def corner_points(inputs: Sequence[Input], limit: int) -> list[Point]:

@@ -132,17 +132,17 @@ def test_a_wrong_engine_publishes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     """The fault is put into the engine itself: one weight of the lowered segment is changed."""
     from builder.compilers import onnxruntime as compiler
 
-    original = compiler._Session.compile
+    original = compiler._Session.refit
 
-    def damaged(self: Any, segment: Any, directory: Path) -> Any:
-        artifact = original(self, segment, directory)
+    def damaged(self: Any, segment: Any, engine: Path, directory: Path) -> Any:
+        artifact = original(self, segment, engine, directory)
         weights = directory / "weights.bin"
         content = bytearray(weights.read_bytes())
         content[0:4] = np.float32(7.0).tobytes()
         weights.write_bytes(content)
         return artifact
 
-    monkeypatch.setattr(compiler._Session, "compile", damaged)
+    monkeypatch.setattr(compiler._Session, "refit", damaged)
     root = tmp_path / "repo"
     with pytest.raises(VerificationError, match="differs from eager PyTorch: relative error") as caught:
         build(spec(*HYBRID), root=root)

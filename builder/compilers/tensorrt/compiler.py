@@ -14,10 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from builder.compilers.base import Availability, CompiledArtifact
+from builder.compilers.base import Availability, CompiledArtifact, Fingerprint
 from builder.compilers.onnx_session import OnnxSession
 from builder.errors import CompileError
-from builder.lowering.onnx import LoweredSegment
+from builder.hashing import file_digest
+from builder.lowering.onnx import WEIGHTS_FILE, LoweredSegment
+from builder.lowering.torch_onnx import OPSET
 from builder.partition.plan import Segment
 
 __all__ = ["TensorRTRTXCompiler"]
@@ -101,6 +103,19 @@ class _Session(OnnxSession):
         if parser.num_subgraphs < 1:
             return {None: "TensorRT's parser found no subgraph"}
         return {}
+
+    def fingerprint(self, segment: Segment) -> Fingerprint:
+        # Its builder strips no plan on a machine without a GPU, so weights are part of it.
+        lowered = self.lowered(segment)
+        weights = lowered.directory / WEIGHTS_FILE
+        return Fingerprint(
+            components={
+                "ir": f"onnx opset {OPSET}",
+                "graph": lowered.graph_digest,
+                "weights": file_digest(weights) if weights.exists() else "",
+            },
+            text=lowered.text(),
+        )
 
     def compile(self, segment: Segment, directory: Path) -> CompiledArtifact:
         trt = self._trt
