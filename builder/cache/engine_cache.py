@@ -135,7 +135,7 @@ class EngineCache:
         entry = self._found_here(request)
         if entry is None:
             with self._alone(request):
-                entry = self._found_here(request) or self._found_there(request)
+                entry = self._found_here(request, locked=self._keeps) or self._found_there(request)
                 if entry is None:
                     entry = self._build(request, build)
                     self._keep(entry)
@@ -193,12 +193,12 @@ class EngineCache:
             self._warn(f"{error.what} ({error.fix})")
             return None
 
-    def _found_here(self, request: EngineRequest) -> Entry | None:
+    def _found_here(self, request: EngineRequest, *, locked: bool = False) -> Entry | None:
         if request.key in self._rejected:
             return None
         content = self._directory()
         try:
-            record = self._local.fetch(request.key, content)
+            record = self._local.fetch(request.key, content, locked=locked)
         except BadEntry as error:
             self._warn(f"the cached engine {request.key[:12]} was put aside and is built again: {error}")
             return None

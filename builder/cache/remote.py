@@ -40,6 +40,10 @@ _LARGEST_RECORD = 16 << 20
 # Where an object appears under its name only when all of it is there.
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"})
 
+# Its own many attempts, under ours, would keep a build waiting for a server that is not there.
+_S3: dict[str, Any] = {"config_kwargs": {"connect_timeout": 5, "retries": {"total_max_attempts": 1}}}
+_OPTIONS = {"s3": _S3, "s3a": _S3}
+
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 
 
@@ -78,7 +82,9 @@ class RemoteStore:
         self._timeout = timeout
         protocol = url.partition("://")[0] if "://" in url else "file"
         try:
-            self._fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+            self._fs, root = fsspec.core.url_to_fs(
+                url, use_listings_cache=False, skip_instance_cache=True, **_OPTIONS.get(protocol, {})
+            )
         except ImportError as error:
             package = _PACKAGES.get(protocol)
             raise CacheError(

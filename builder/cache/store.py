@@ -85,9 +85,7 @@ class LocalStore:
         self.directory.mkdir(parents=True, exist_ok=True)
         for name in ("engines", "locks", "pins", "staging", "quarantine"):
             self._permissions().make_directory(self.directory / name)
-        probe = self.directory / "staging" / f"probe.{secrets.token_hex(6)}"
-        probe.touch(exist_ok=False)
-        probe.unlink()
+        staging_directory(self.directory / "staging", "probe", self._permissions()).rmdir()
         remove_left_over(self.directory / "staging")
 
     def _permissions(self) -> Permissions:
@@ -116,13 +114,14 @@ class LocalStore:
         except FileNotFoundError:
             return None
 
-    def fetch(self, key: EngineKey, into: Path, *, touch: bool = True) -> Record | None:
+    def fetch(self, key: EngineKey, into: Path, *, touch: bool = True, locked: bool = False) -> Record | None:
         """Copy an entry's files into an empty directory, checking the bytes that are copied.
 
         What was checked is what is used: nobody can change, evict or replace it afterwards.
 
         Args:
             touch: whether this counts as a use.
+            locked: whether the caller holds the entry's lock.
         Returns: None when there is no such entry.
         Raises:
             BadEntry: when a checksum does not hold or the record is wrong.
@@ -130,7 +129,8 @@ class LocalStore:
         """
         if not self.has(key):
             return None
-        with locks.shared(self.lock(key), patience=_READ_PATIENCE):
+        lock = contextlib.nullcontext() if locked else locks.shared(self.lock(key), patience=_READ_PATIENCE)
+        with lock:
             try:
                 record = self.read(key)
                 if record is None:

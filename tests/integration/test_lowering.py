@@ -11,7 +11,7 @@ from torch import nn
 
 from builder.export import export_model
 from builder.inputs import parse_input
-from builder.lowering.onnx import LoweredSegment, LoweringFailure, lower_to_onnx
+from builder.lowering.onnx import WEIGHTS_FILE, LoweredSegment, LoweringFailure, lower_to_onnx
 from builder.lowering.torch_onnx import decompose_for_onnx, untranslatable
 from builder.partition.partitioner import partition
 from builder.partition.plan import Segment
@@ -63,6 +63,10 @@ class Renamed(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         hidden = self.a(tokens)
         return torch.softmax(self.b(hidden), -1)
+
+
+def weights(segment: LoweredSegment) -> bytes:
+    return (segment.directory / WEIGHTS_FILE).read_bytes()
 
 
 def test_names_do_not_matter(tmp_path: Path) -> None:
