@@ -59,10 +59,7 @@ def show_engine(engine: Mapping[str, Any]) -> None:
         *(f"  in key      {name} {value}" for name, value in components["program"].items()),
         *(f"  input       {i['dtype']} min {i['min']} opt {i['opt']} max {i['max']}" for i in components["inputs"]),
         *(f"  output      {o['dtype']} rank {o['rank']}" for o in components["outputs"]),
-        *(
-            f"  by value    {f['name']} {f['dtype']}{f['shape']} ({f['origin']}): {f['reason']}"
-            for f in engine["fixed"]
-        ),
+        *(f"  by value    {f['origin']} {f['dtype']}{f['shape']}: {f['reason']}" for f in engine["fixed"]),
         *(f"  version     {name} {value}" for name, value in engine["versions"].items()),
         *(f"  setting     {name} = {json.dumps(value)}" for name, value in engine["settings"].items()),
         *(f"  file        {name} {size_text(f['size'])} blake3 {f['blake3']}" for name, f in engine["files"].items()),

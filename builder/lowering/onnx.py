@@ -22,7 +22,7 @@ from builder.hashing import file_digest
 from builder.lowering.canonical import canonicalise
 from builder.lowering.structure import structural_weights
 from builder.lowering.torch_onnx import OPSET
-from builder.lowering.weights import FixedWeight, WeightSpec, refusal
+from builder.lowering.weights import FixedWeight, WeightSpec, dtype_name, refusal
 from builder.partition.assign import is_compute
 from builder.partition.plan import Segment
 from builder.tracing import quiet_torch
@@ -114,7 +114,7 @@ def lower_to_onnx(segment: Segment, directory: Path) -> LoweredSegment:
     if (len(names[0]), len(names[1])) != (len(segment.inputs), len(segment.outputs)):
         raise CompileError(f"the ONNX translation of {segment.name} has inputs and outputs {names}")
     weights = [v for v in model.graph.initializers.values() if _WEIGHT in v.metadata_props]
-    fixed_values = {n: v for n, v in model.graph.initializers.items() if n in fixed}
+    still_there = {n: v for n, v in model.graph.initializers.items() if n in fixed}
     origins = canonicalise(model, _origin)
     # In the order in which the graph first uses them, which is that of their new names.
     weights.sort(key=lambda v: int((v.name or "")[1:]))
@@ -125,11 +125,7 @@ def lower_to_onnx(segment: Segment, directory: Path) -> LoweredSegment:
         directory=directory,
         graph_digest=file_digest(directory / GRAPH_FILE),
         weights=tuple(WeightSpec(*_described(v)) for v in weights),
-        fixed=tuple(
-            FixedWeight(new, origin, dtype, shape, fixed[origin])
-            for origin, value in fixed_values.items()
-            for new, dtype, shape in [_described(value)]
-        ),
+        fixed=tuple(_fixed(segment, origin, still_there.get(origin), reason) for origin, reason in fixed.items()),
         origins=origins,
     )
 
@@ -186,6 +182,14 @@ def _by_value(segment: Segment) -> dict[str, str]:
         elif isinstance(tensor, torch.Tensor) and (reason := refusal(tensor)):
             reasons[name] = reason
     return reasons
+
+
+def _fixed(segment: Segment, origin: str, value: ir.Value | None, reason: str) -> FixedWeight:
+    program = segment.program
+    tensor = program.state_dict.get(origin, program.constants.get(origin))
+    # Constants are folded into what is made of them.
+    name = (value.name if value is not None else None) or ""
+    return FixedWeight(name, origin, dtype_name(tensor.dtype), tuple(tensor.shape), reason)
 
 
 def _described(value: ir.Value) -> tuple[str, str, tuple[int, ...]]:

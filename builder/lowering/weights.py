@@ -25,7 +25,7 @@ class FixedWeight:
     """A tensor of the model that enters the engine key by value.
 
     Args:
-        name: in the engine ("c0").
+        name: in the engine ("c0"); empty where it was folded into another.
         origin: in the model ("embeddings.position_ids").
         dtype, shape: of the tensor.
         reason: why an engine cannot be refitted with it.

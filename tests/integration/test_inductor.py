@@ -6,18 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from builder.build import build
 from builder.compilers.inductor import InductorCompiler
 from builder.errors import CompileError, RequestError
-from builder.export import export_model
-from builder.inputs import parse_input
-from builder.partition.partitioner import partition
 from builder.runtime.model import RuntimeModel
-from builder.settings import Settings
 from tests.integration.test_build import HYBRID, spec
-from tests.models.nets import hybrid
 
 pytestmark = pytest.mark.skipif(not InductorCompiler().availability().can_build, reason="needs a C++ compiler")
 
@@ -42,20 +36,6 @@ def test_boundaries_are_contiguous_whatever_eager_makes_of_them(tmp_path: Path) 
     result = build(strided, root=tmp_path / "repo")
     assert [s.compiler for s in result.segments] == ["inductor", "torch", "inductor"]
     assert result.report.verified
-
-
-def test_other_weights_and_ranges_are_other_engines(tmp_path: Path) -> None:
-    def key_parts(module: torch.nn.Module, text: str = HYBRID[1]) -> object:
-        session = InductorCompiler().session(tmp_path)
-        plan = partition(export_model(module, [parse_input(text)]), session, Settings())
-        return session.fingerprint(plan.segments[0])
-
-    other = hybrid()
-    with torch.no_grad():
-        other.second.bias.add_(1)
-    assert key_parts(hybrid()) == key_parts(hybrid())
-    assert key_parts(hybrid()) != key_parts(other)
-    assert key_parts(hybrid()) != key_parts(hybrid(), "x=float32[B=1:8:32, T=2:16:65, 16]")
 
 
 def test_without_a_cpp_compiler_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

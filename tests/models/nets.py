@@ -198,3 +198,89 @@ class Transposed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         turned = torch.sin(x).transpose(1, 2)
         return torch.softmax(turned * 2 + torch.arange(x.shape[1]), -1)
+
+
+class Block(nn.Module):
+    """A transformer's block: attention over the length, and a small network."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm_1(x)
+        scores = self.query(y) @ self.key(y).transpose(1, 2) / self.query.out_features**0.5
+        x = x + self.out(scores.softmax(-1) @ self.value(y))
+        return x + self.down(nn.functional.gelu(self.up(self.norm_2(x))))
+
+
+class Blocks(nn.Module):
+    """Equal blocks with an operator between them that can be left to PyTorch."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(count))
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = torch.special.bessel_j0(block(x))
+        return self.head(x)
+
+
+def four_blocks() -> nn.Module:
+    torch.manual_seed(0)
+    return Blocks(4, 16).eval()
+
+
+class RenamedHybrid(nn.Module):
+    """`Hybrid` as somebody else has written it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normalise = nn.LayerNorm(32)
+        self.head = nn.Linear(32, 8)
+        self.stem = nn.Linear(16, 32)
+
+    def forward(self, sequence: torch.Tensor) -> torch.Tensor:
+        rows, steps, _ = sequence.shape
+        y = torch.special.bessel_j0(self.normalise(self.stem(sequence).relu()))
+        return self.head(y.reshape(rows * steps, 32)).reshape(rows, steps, 8).softmax(-1)
+
+
+def renamed_hybrid() -> nn.Module:
+    torch.manual_seed(2)
+    net = RenamedHybrid().eval()
+    # What a constant folder, or one who merges equal weights, would stumble over.
+    nn.init.zeros_(net.head.bias)
+    nn.init.zeros_(net.stem.bias)
+    nn.init.ones_(net.normalise.weight)
+    return net
+
+
+class Ordered(nn.Module):
+    """Channels in the order of a weight: a compiler may fold its values into indices."""
+
+    def __init__(self, *order: float) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3, padding=1)
+        self.register_buffer("positions", torch.arange(4))
+        self.order = nn.Parameter(torch.tensor(order))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)[:, self.positions]
+        return y[:, self.order.argsort()]
+
+
+def ordered() -> nn.Module:
+    torch.manual_seed(0)
+    return Ordered(0.5, 0.1, 0.2, 0.4).eval()
+
+
+def ordered_otherwise() -> nn.Module:
+    torch.manual_seed(0)
+    return Ordered(0.5, 0.2, 0.1, 0.4).eval()
