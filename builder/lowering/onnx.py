@@ -70,8 +70,12 @@ class LoweredSegment:
         return tuple(p for p in (self.graph, self.directory / WEIGHTS_FILE) if p.exists())
 
     def text(self) -> str:
-        """The graph for people to read."""
-        return str(ir.load(self.graph))
+        """The graph for people to read, without the values of weights."""
+        model = ir.load(self.graph)
+        for value in model.graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = None
+        return str(model)
 
 
 class LoweringFailure(Exception):

@@ -74,7 +74,10 @@ def structural_weights(graph: ir.Graph, weights: Iterable[str]) -> dict[str, str
             value = node.inputs[index] if index < len(node.inputs) else None
             if value is not None:
                 blame(value, f"{node.op_type} needs it when the engine is built")
-        if node.op_type in _SHAPE_ONLY or not all(v in sources for v in given):
+        if not all(v in sources for v in given):
+            continue
+        if node.op_type in _SHAPE_ONLY:
+            sources[node.outputs[0]] = frozenset()
             continue
         behind = frozenset().union(*(sources[v] for v in given))
         if node.op_type == "Cast" and not _casts_to_float(node):

@@ -74,6 +74,7 @@ def test_names_do_not_matter(tmp_path: Path) -> None:
     other = lowered(tmp_path, Renamed(), "tokens=float32[N=1:2:4, 16]")
     assert one.graph_digest == other.graph_digest
     assert weights(one) != weights(other)
+    assert one.text() == other.text()
     text = one.graph.read_bytes()
     for trace in (b"encoder", b"nets", b"torch", b"site-packages", b"forward", str(Path.cwd()).encode()):
         assert trace not in text
