@@ -1,11 +1,15 @@
-"""Run every benchmark and print its figures, one a line: name, figure, what is asked of it."""
+"""Run the benchmarks that are named, or all, and print their figures, one a line."""
 
 from __future__ import annotations
 
-from benchmarks import own_share, startup
+import sys
+
+from benchmarks import cache_builds, cache_store, hashing, own_share, startup
 
 if __name__ == "__main__":
-    for benchmark in (startup, own_share):
-        for name, figure, limit in benchmark.measure():
-            verdict = "ok" if figure <= limit else "TOO HIGH"
-            print(f"{name:70} {figure:8.3f}   at most {limit:g}   {verdict}", flush=True)
+    known = {m.__name__.rpartition(".")[2]: m for m in (startup, own_share, hashing, cache_store, cache_builds)}
+    for name in sys.argv[1:] or known:
+        if name not in known:
+            sys.exit(f"there is no benchmark {name!r}; there are {', '.join(known)}")
+        for figure in known[name].measure():
+            print(figure, flush=True)

@@ -9,10 +9,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import Figure
+
 RUNS = 15
 
 
-def measure() -> list[tuple[str, float, float]]:
+def measure() -> list[Figure]:
     """The ratio of the medians; runs alternate, so that a busy moment hits both."""
     command = [str(Path(sys.executable).parent / "triton-repo"), "--help"]
     base = [sys.executable, "-c", "import typer"]
@@ -21,7 +23,7 @@ def measure() -> list[tuple[str, float, float]]:
         times[0].append(_seconds(command))
         times[1].append(_seconds(base))
     ratio = statistics.median(times[0]) / statistics.median(times[1])
-    return [("start-up of triton-repo --help / import typer", ratio, 3.0)]
+    return [Figure("start-up of triton-repo --help / import typer", ratio, 3.0)]
 
 
 def _seconds(command: Sequence[str]) -> float:

@@ -257,7 +257,7 @@ class LocalStore:
             path = f"{self.directory}/engines/{key[:2]}/{key}/{ENTRY_FILE}"
             with contextlib.suppress(OSError, RecordError):
                 with open(path, "rb") as file:  # noqa: PTH123
-                    record = Record.parse(file.read(), key, None)
+                    record = Record.parse(file.read(), key, None, quick=True)
                     used = os.fstat(file.fileno()).st_mtime
                 yield StoredEntry(key, record, used, key in pinned)
 

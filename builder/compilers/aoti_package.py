@@ -20,7 +20,7 @@ import torch
 
 from builder.compilers.base import RefitError
 from builder.errors import CompileError
-from builder.hashing import CHUNK, is_dense, tensor_bytes
+from builder.hashing import is_dense, tensor_bytes
 from builder.lowering.weights import dtype_name
 
 __all__ = ["WEIGHTS_LIST", "PlacedWeight", "WeightsFile", "fill_package", "strip_package"]
@@ -28,6 +28,9 @@ __all__ = ["WEIGHTS_LIST", "PlacedWeight", "WeightsFile", "fill_package", "strip
 WEIGHTS_LIST = "weights.json"
 
 _ROOT = "model"
+
+# Bytes at a time: what is written was just read for its checksum, and should still be in the processor's cache.
+_CHUNK = 1 << 20
 _WEIGHTS_SUFFIX = "_weights.blob"
 
 # What an AOTInductor package consists of. Anything else could be a pickle, and is not passed on.
@@ -154,8 +157,8 @@ def fill_package(package: Path, full: Path, contents: WeightsFile, tensors: Mapp
                     for weight in contents.weights:
                         file.write(b"\0" * (weight.offset - written))
                         data = tensor_bytes(tensors[weight.name])
-                        for start in range(0, len(data), CHUNK):
-                            file.write(data[start : start + CHUNK])
+                        for start in range(0, len(data), _CHUNK):
+                            file.write(data[start : start + _CHUNK])
                         written = weight.offset + len(data)
                     file.write(b"\0" * (contents.size - written))
     except zipfile.BadZipFile as error:
@@ -197,7 +200,7 @@ def _inner(name: str) -> str:
 
 def _copy(source: zipfile.ZipFile, name: str, target: zipfile.ZipFile, member: str) -> None:
     with source.open(name) as read, target.open(_entry(member), "w", force_zip64=True) as write:
-        while chunk := read.read(CHUNK):
+        while chunk := read.read(_CHUNK):
             write.write(chunk)
 
 

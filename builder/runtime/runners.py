@@ -90,18 +90,26 @@ class _TorchRunner:
 
 
 class _InductorRunner:
+    """An AOTInductor package, by the loader that `torch._inductor.aoti_load_package` ends up with.
+
+    That function first compiles small programs to find out about the processor, which takes seconds
+    and a C++ compiler, and it can read packages that hold pickles. Nothing of that has a place where a
+    model is served.
+    """
+
     def __init__(self, path: Path, device: str) -> None:
         import torch
-        import torch._inductor
 
         self._device = device
         index = torch.device(device).index
-        self._model: Any = torch._inductor.aoti_load_package(str(path), device_index=-1 if index is None else index)
+        # File, model, single-threaded, number of runners, device.
+        self._loader: Any = torch._C._aoti.AOTIModelPackageLoader(
+            str(path), "model", False, 1, -1 if index is None else index
+        )
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
         # It reads its inputs as if they had the strides that it was compiled for.
-        outputs = self._model(*(to_torch(v, self._device).contiguous() for v in inputs))
-        return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+        return list(self._loader.boxed_run([to_torch(v, self._device).contiguous() for v in inputs]))
 
 
 class _OnnxRuntimeRunner:

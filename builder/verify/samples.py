@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,14 +80,19 @@ def corner_points(inputs: Sequence[Input], limit: int) -> list[Point]:
 
 
 def random_points(inputs: Sequence[Input], count: int, seed: int) -> list[Point]:
-    """Sizes drawn uniformly from the ranges."""
+    """Sizes drawn from the ranges, each order of magnitude as often as the others: 8 to 16 as often as 128 to 256."""
     dims = _dynamic(inputs)
     if not dims:
         return []
     generator = random.Random(seed)
-    return [
-        Point({n: generator.randrange(d.min, _high(d) + 1, d.multiple) for n, d in dims.items()}) for _ in range(count)
-    ]
+    return [Point({name: _random_size(d, generator) for name, d in dims.items()}) for _ in range(count)]
+
+
+def _random_size(dim: Range, generator: random.Random) -> int:
+    low, high = max(dim.min, 1), max(_high(dim), 1)
+    drawn = math.exp(generator.uniform(math.log(low), math.log(high + 1)))
+    size = int(drawn) // dim.multiple * dim.multiple
+    return min(max(size, dim.min), _high(dim))
 
 
 def points(inputs: Sequence[Input], *, max_corners: int, random_count: int, seed: int) -> Iterator[Point]:

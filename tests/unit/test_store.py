@@ -506,3 +506,12 @@ def no_umask_left() -> Iterator[None]:
     os.umask(before)
     yield
     assert os.umask(before) == before
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "files/../../x", "files//x", "./x", "files/.", "", "a\\b", "a\0b"])
+def test_a_name_that_leads_out_of_the_entry_is_refused(tmp_path: Path, name: str) -> None:
+    record = stored(tmp_path / "c")
+    document = json.loads(record.to_bytes(None))
+    document["record"]["files"][name] = {"size": 1, "blake3": "00"}
+    with pytest.raises(RecordError, match="leads out of the entry"):
+        Record.parse(json.dumps(document).encode(), record.key, None)
