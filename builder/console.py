@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -37,11 +38,14 @@ __all__ = [
 
 
 _LOG_SECONDS = 5.0
+_UNWRAPPED = 100_000
 
 
 def output() -> Console:
-    """Standard output."""
-    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    """Standard output; where it is no terminal, nothing is wrapped, so that one line is one thing for other programs."""
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(soft_wrap=True, width=_UNWRAPPED, highlight=False)
 
 
 def print_json(data: Any) -> None:
@@ -120,7 +124,7 @@ def size_text(size: int) -> str:
 
 def make_table(title: str, *columns: str) -> Table:
     """A table with a title and columns."""
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
     return table

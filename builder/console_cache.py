@@ -21,7 +21,7 @@ def show_listing(engines: Sequence[Mapping[str, Any]], directory: Path) -> None:
     """One line per engine, and what they take together."""
     out = output()
     if engines:
-        table = make_table("", "key", "compiler", "target", "weights", "size", "compiled in", "last used", "")
+        table = make_table("", "key", "compiler", "target", "weights", "size", "compiled in", "last used (UTC)", "")
         for e in engines:
             table.add_row(
                 e["key"][:12],
@@ -30,7 +30,7 @@ def show_listing(engines: Sequence[Mapping[str, Any]], directory: Path) -> None:
                 "refitted" if e["refit"] == "weights" else "inside",
                 size_text(e["size"]),
                 f"{e['build_seconds']:.1f} s",
-                e["last_used"].replace("+00:00", "Z"),
+                e["last_used"][:16].replace("T", " "),
                 "pinned" if e["pinned"] else "",
             )
         out.print(table)

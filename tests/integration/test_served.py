@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from builder.build import build
+from builder.cache.options import CacheOptions
 from builder.errors import ServingError
 from builder.progress import Silent
 from builder.serving.client import Client
@@ -48,7 +49,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         quick = model.settings.model_copy(
             update={"verify": model.settings.verify.model_copy(update={"max_corners": 3})}
         )
-        build(BuildSpec(**{**dict(model), "settings": quick}), root=place / "model_repo", cache=place / "cache")
+        build(
+            BuildSpec(**{**dict(model), "settings": quick}),
+            root=place / "model_repo",
+            cache=CacheOptions(place / "cache"),
+        )
     return place / "model_repo"
 
 

@@ -284,3 +284,10 @@ def ordered() -> nn.Module:
 def ordered_otherwise() -> nn.Module:
     torch.manual_seed(0)
     return Ordered(0.5, 0.2, 0.1, 0.4).eval()
+
+
+def other_epsilon() -> nn.Module:
+    """`hybrid` with another argument of one operator."""
+    net = hybrid()
+    net.norm.eps = 1e-3
+    return net
