@@ -6,14 +6,19 @@ import importlib.metadata
 import platform
 import sys
 
-from builder.cache.options import cache_directory
+from builder.cache.options import CacheOptions
+from builder.cache.remote import RemoteStore
+from builder.cache.store import LocalStore
 from builder.compilers.registry import available_compilers, choose_compiler
-from builder.errors import BuilderError, ServingError
+from builder.errors import BuilderError, CacheError, ServingError
 from builder.serving.install import find_server
 
 __all__ = ["examine"]
 
 _EXTRAS = {"transformers": "hf", "torchvision": "torchvision", "timm": "timm"}
+
+# Seconds for one request to a remote.
+_PATIENCE = 3.0
 
 
 def examine() -> list[dict[str, str]]:
@@ -25,7 +30,7 @@ def examine() -> list[dict[str, str]]:
         _chosen(),
         _server(),
         *(_extra(package, extra) for package, extra in _EXTRAS.items()),
-        _check("engine cache", "ok", str(cache_directory())),
+        *_cache(),
     ]
 
 
@@ -74,6 +79,27 @@ def _server() -> dict[str, str]:
     if server is None:
         return _check("Triton server", "missing", "pip install 'triton-repo-builder[serve]', or install tritonserver")
     return _check("Triton server", "ok", f"{server.origin}: {server.executable}")
+
+
+def _cache() -> list[dict[str, str]]:
+    try:
+        options = CacheOptions.resolve()
+    except CacheError as error:
+        return [_check("engine cache", "broken", f"{error.what}: {error.fix}")]
+    signed = ", signed" if options.secret else ""
+    detail = f"{options.directory}, at most {options.limit / (1 << 30):g} GiB{signed}"
+    try:
+        LocalStore(options.directory).prepare()
+        found = [_check("engine cache", "ok", detail)]
+    except OSError as error:
+        found = [_check("engine cache", "limited", f"{detail}; cannot be written: {error.strerror or error}")]
+    if options.remote is None:
+        return found
+    try:
+        RemoteStore(options.remote, timeout=_PATIENCE).stored_keys()
+    except CacheError as error:
+        return [*found, _check("engine remote", "broken", f"{error.what} {error.fix or ''}".strip())]
+    return [*found, _check("engine remote", "ok", f"{options.remote}{', read only' if options.readonly else ''}")]
 
 
 def _extra(package: str, extra: str) -> dict[str, str]:

@@ -162,6 +162,7 @@ class EngineCache:
             self._pass_on()
         if self._stored:
             gone = self._local.shrink(self._options.limit)
+            self._local.tidy()
             if any(e.key in self._held for e in gone):
                 self._warn(
                     f"the engines of this build do not fit into the cache's limit of {self._options.limit >> 20} MiB; "

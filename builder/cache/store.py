@@ -192,8 +192,11 @@ class LocalStore:
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-            # Another build came first; its entry is as good.
-            return
+            if self.has(final.name):
+                # Another build came first; its entry is as good.
+                return
+            self.quarantine(final.name, "it has no record")
+            staging.rename(final)
         sync_path(final.parent)
         sync_path(final.parent.parent)
 

@@ -171,3 +171,15 @@ def test_mistakes_get_one_clear_message(
 def test_an_empty_cache_lists_nothing(tmp_path: Path) -> None:
     assert read(tmp_path, "cache", "ls") == []
     assert not (tmp_path / "cache").exists()
+
+
+def test_doctor_looks_at_the_cache(tmp_path: Path) -> None:
+    def found(**environment: str) -> dict[str, tuple[str, str]]:
+        return {c["what"]: (c["state"], c["detail"]) for c in read(tmp_path, "doctor", **environment)}
+
+    state, detail = found(TRITON_REPO_CACHE_SIZE="512M")["engine cache"]
+    assert state == "ok" and detail == f"{tmp_path / 'cache'}, at most 0.5 GiB"
+    assert found(TRITON_REPO_CACHE="/dev/null/x")["engine cache"][0] == "limited"
+    assert found(TRITON_REPO_CACHE_KEY="short")["engine cache"][0] == "broken"
+    assert found(TRITON_REPO_REMOTE=str(tmp_path))["engine remote"] == ("ok", str(tmp_path))
+    assert found(TRITON_REPO_REMOTE="nosuch://x")["engine remote"][0] == "broken"

@@ -138,6 +138,15 @@ def test_damage_is_put_aside_and_built_again(
     assert opened().get_or_build(request(), build).hit
 
 
+def test_an_entry_without_a_record_is_replaced(opened: Callable[..., EngineCache], store: LocalStore) -> None:
+    build = Build()
+    key = opened().get_or_build(request(), build).key
+    (store.path(key) / "entry.json").unlink()
+    assert not opened().get_or_build(request(), build).hit
+    assert opened().get_or_build(request(), build).hit
+    assert (store.quarantined(), build.count) == (1, 2)
+
+
 def test_a_rejected_engine_is_never_used_again(
     opened: Callable[..., EngineCache], store: LocalStore, warnings: list[str]
 ) -> None:
