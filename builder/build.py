@@ -100,10 +100,19 @@ def plan(spec: BuildSpec, progress: Progress | None = None) -> PartitionPlan:
     """
     progress = progress or Silent()
     compiler = choose_compiler(spec.settings.compiler)
-    exported = load_exported(spec, progress)
-    progress.stage("partition")
     with work_directory() as work:
-        return partition(exported, compiler.session(work), spec.settings)
+        session = _session(compiler, work, progress)
+        exported = load_exported(spec, progress)
+        progress.stage("partition")
+        return partition(exported, session, spec.settings)
+
+
+def _session(compiler: Compiler, work: Path, progress: Progress) -> CompilerSession:
+    session = compiler.session(work)
+    state = compiler.availability()
+    if not state.can_build:
+        progress.warn(f"{compiler.name} cannot compile here, so PyTorch runs everything: {state.detail}")
+    return session
 
 
 def build(
@@ -129,11 +138,11 @@ def build(
     clock = _Clock(progress)
     compiler = choose_compiler(spec.settings.compiler)
     check_writable(root)
-    exported = load_exported(spec, clock)
     with work_directory() as work:
+        session = _session(compiler, work, progress)
+        exported = load_exported(spec, clock)
         device = _device(compiler)
         engines = EngineCache(cache or CacheOptions.resolve(), work, progress.warn, progress.note)
-        session = compiler.session(work)
         segments = SegmentCompiler(compiler, session, engines, _origin(spec), work, device, progress)
         split, compiled = _partition_and_compile(exported, spec, session, segments, clock)
         manifest = _manifest(spec, exported, split, compiled, compiler, command)

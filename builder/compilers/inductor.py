@@ -27,6 +27,7 @@ from builder.compilers.aoti_package import WEIGHTS_LIST, WeightsFile, fill_packa
 from builder.compilers.base import Availability, CompiledArtifact, Fingerprint
 from builder.errors import CompileError
 from builder.lowering.canonical_program import CanonicalProgram, canonical_program
+from builder.partition.assign import is_compute
 from builder.partition.plan import Segment
 from builder.tracing import quiet_torch
 from builder.types import DTYPES
@@ -86,14 +87,9 @@ class InductorCompiler:
         return {"device": "cpu", **target}
 
     def session(self, work: Path) -> _Session:
-        """Start a build.
-
-        Raises:
-            CompileError: when there is no C++ compiler.
-        """
-        if _cxx() is None:
-            raise CompileError("the compiler inductor needs a C++ compiler, and there is none", fix=_INSTALL)
-        return _Session(work, str(self.target()["device"]))
+        """Start a build. Without a C++ compiler it leaves every operator to PyTorch."""
+        refusal = "" if _cxx() else f"inductor needs a C++ compiler, and there is none: {_INSTALL}"
+        return _Session(work, str(self.target()["device"]), refusal)
 
 
 def _cxx() -> str | None:
@@ -137,9 +133,10 @@ def _cpu_capability() -> str:
 
 
 class _Session:
-    def __init__(self, work: Path, device: str) -> None:
+    def __init__(self, work: Path, device: str, refusal: str) -> None:
         self._work = work
         self._device = device
+        self._refusal = refusal
         self._canonical: dict[tuple[str, ...], CanonicalProgram] = {}
 
     def prepare(self, program: ExportedProgram) -> ExportedProgram:
@@ -147,8 +144,10 @@ class _Session:
         return program
 
     def screen(self, program: ExportedProgram) -> Mapping[str, str]:
-        """It takes every operator."""
-        return {}
+        """It takes every operator, if it can compile at all."""
+        if not self._refusal:
+            return {}
+        return {n.name: self._refusal for n in program.graph.nodes if is_compute(n)}
 
     def examine(self, segment: Segment) -> Mapping[str, str]:
         """Nodes at a boundary that no request can carry; only a build tells more."""

@@ -31,7 +31,7 @@ def choose_compiler(name: str) -> Compiler:
 
     Raises:
         SpecError: when no compiler has the name.
-        CompileError: when it cannot build here.
+        CompileError: when it is not installed; for "auto" when none can build and run here.
     """
     compilers = available_compilers()
     if name == "auto":
@@ -51,6 +51,6 @@ def choose_compiler(name: str) -> Compiler:
             fix=(f"did you mean {close[0]!r}? " if close else "") + f"use auto or one of {', '.join(compilers)}",
         )
     state = compilers[name].availability()
-    if not state.can_build:
-        raise CompileError(f"the compiler {name} cannot build here", fix=state.detail)
+    if not state.installed:
+        raise CompileError(f"the compiler {name} is not installed", fix=state.detail)
     return compilers[name]

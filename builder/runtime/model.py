@@ -19,7 +19,7 @@ class RuntimeModel:
     Args:
         directory: the version directory.
         manifest: read from the directory unless given.
-        device: "cpu" or "cuda:N".
+        device: "cpu" or "cuda:N"; None takes the first device of the kind that the engines were built for.
         threads: CPU threads for one operator; None leaves it to the libraries.
     Raises:
         RepositoryError: when the manifest cannot be read.
@@ -27,9 +27,16 @@ class RuntimeModel:
     """
 
     def __init__(
-        self, directory: Path, *, manifest: Manifest | None = None, device: str = "cpu", threads: int | None = None
+        self,
+        directory: Path,
+        *,
+        manifest: Manifest | None = None,
+        device: str | None = None,
+        threads: int | None = None,
     ) -> None:
         self.manifest = manifest or Manifest.read(directory)
+        if device is None:
+            device = "cuda:0" if self.manifest.target.get("device") == "cuda" else "cpu"
         self._steps = [
             (segment, load_runner(segment, directory, device=device, threads=threads))
             for segment in self.manifest.segments

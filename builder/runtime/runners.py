@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from builder.errors import CompileError
+from builder.errors import BuilderError, CompileError
 from builder.runtime.manifest import SegmentSpec
 from builder.runtime.values import Value, to_numpy, to_torch
 
@@ -53,6 +53,16 @@ def load_runner(segment: SegmentSpec, directory: Path, *, device: str = "cpu", t
             f"{segment.name} needs {segment.compiler}, which is not installed here: {error}",
             where=str(path),
             fix=f"install the packages that the manifest lists under versions ({segment.compiler})",
+        ) from error
+    except BuilderError:
+        raise
+    except Exception as error:
+        # Each library has errors of its own.
+        text = " ".join(str(error).split())[:400] or type(error).__name__
+        raise CompileError(
+            f"{segment.compiler} cannot load {segment.name}: {text}",
+            where=str(path),
+            fix="use the versions and the kind of machine that manifest.json lists, or build again here",
         ) from error
     raise CompileError(f"no runner for the compiler {segment.compiler!r}", where=segment.name)
 
@@ -106,6 +116,13 @@ class _InductorRunner:
         self._loader: Any = torch._C._aoti.AOTIModelPackageLoader(
             str(path), "model", False, 1, -1 if index is None else index
         )
+        built_for = self._loader.get_metadata().get("AOTI_DEVICE_KEY")
+        if built_for != torch.device(device).type:
+            raise CompileError(
+                f"the engine was built for {built_for} and is loaded for {device}",
+                where=str(path),
+                fix=f"run it on {built_for}, or build again where the model will run",
+            )
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
         # It reads its inputs as if they had the strides that it was compiled for.

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from builder.build import build
+from builder.build import BuildResult, build
 from builder.runtime.model import RuntimeModel
 from builder.runtime.values import to_torch
 from tests.integration.test_build import HYBRID, spec
-from tests.models.nets import hybrid
+from tests.models.nets import hybrid, reseeded_hybrid
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
@@ -55,3 +55,19 @@ def test_inductor_with_a_fallback_between(tmp_path: Path) -> None:
     result = build(between, root=tmp_path / "repo")
     assert [s.compiler for s in result.segments] == ["inductor", "torch", "inductor"]
     assert result.report.verified
+
+
+def test_inductor_engines_take_new_weights_on_the_gpu(tmp_path: Path) -> None:
+    def run(name: str) -> BuildResult:
+        result = build(spec(name, HYBRID[1], name=name, compiler="inductor"), root=tmp_path / "repo")
+        assert result.report.verified
+        return result
+
+    first, trained = run("hybrid"), run("reseeded_hybrid")
+    assert [s.hit for r in (first, trained) for s in r.segments] == [False, True]
+    x = torch.randn(7, 33, 16)
+    for result, module in ((first, hybrid()), (trained, reseeded_hybrid())):
+        with torch.inference_mode():
+            expected = module(x)
+        given = RuntimeModel(result.publication.path, device="cuda:0")({"x": x.numpy()})["output"]
+        torch.testing.assert_close(to_torch(given), expected, rtol=1e-4, atol=1e-5)

@@ -18,6 +18,7 @@ from builder.compilers.aoti_package import WeightsFile, fill_package
 from builder.compilers.base import RefitError
 from builder.runtime.model import RuntimeModel
 from tests.integration.test_build import HYBRID, spec
+from tests.integration.told import Told
 
 COMPILERS = [
     "onnxruntime",
@@ -30,23 +31,6 @@ COMPILERS = [
 ]
 
 RANGES = HYBRID[1]
-
-
-class Told:
-    """Keeps what a build says."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.notes: list[str] = []
-
-    def stage(self, name: str) -> None: ...
-    def step(self, text: str, done: int, total: int) -> None: ...
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 @pytest.fixture

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from builder.build import build
+from builder.compilers import inductor
 from builder.compilers.inductor import InductorCompiler
-from builder.errors import CompileError, RequestError
+from builder.errors import CompileError, PartitionError, RequestError
 from builder.runtime.model import RuntimeModel
 from tests.integration.test_build import HYBRID, spec
+from tests.integration.told import Told
 
 pytestmark = pytest.mark.skipif(not InductorCompiler().availability().can_build, reason="needs a C++ compiler")
 
@@ -38,11 +40,25 @@ def test_boundaries_are_contiguous_whatever_eager_makes_of_them(tmp_path: Path) 
     assert result.report.verified
 
 
-def test_without_a_cpp_compiler_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
+def test_an_engine_for_another_device_is_refused(tmp_path: Path) -> None:
+    first = build(spec(*HYBRID, compiler="inductor"), root=tmp_path / "repo")
+    other = "cuda:0" if first.publication.manifest.target["device"] == "cpu" else "cpu"
+    with pytest.raises(CompileError, match=r"is loaded for cpu|Incorrect device"):
+        RuntimeModel(first.publication.path, device=other)
+    artifact = first.publication.path / "segment_0" / "model.pt2"
+    artifact.write_bytes(artifact.read_bytes()[:1000])
+    with pytest.raises(CompileError, match="inductor cannot load segment_0"):
+        RuntimeModel(first.publication.path)
+
+
+def test_without_a_cpp_compiler_pytorch_runs_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor, "_cxx", lambda: None)
     state = InductorCompiler().availability()
     assert not state.can_build and "C++ compiler" in state.detail
-    with pytest.raises(CompileError, match="cannot build here") as caught:
-        build(spec(*HYBRID, compiler="inductor"), root=tmp_path / "repo")
-    assert "g++" in (caught.value.fix or "")
+    told = Told()
+    result = build(spec(*HYBRID, compiler="inductor"), root=tmp_path / "repo", progress=told)
+    assert [s.compiler for s in result.segments] == ["torch"] and result.report.verified
+    assert len(told.warnings) == 1 and "PyTorch runs everything: install a C++ compiler" in told.warnings[0]
+    assert all("needs a C++ compiler" in f.reason for f in result.plan.fallbacks) and result.plan.fallbacks
+    with pytest.raises(PartitionError, match="C\\+\\+ compiler"):
+        build(spec(*HYBRID, compiler="inductor", require_full_compilation=True), root=tmp_path / "repo")
