@@ -59,7 +59,7 @@ check: $(READY_DEV)
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 bench: $(READY_DEV)
 	$(BIN)/python -m benchmarks
