@@ -16,6 +16,7 @@ from builder.cli_common import (
     CacheSize,
     CompilerName,
     Debug,
+    ExecutedModules,
     ExecutedOps,
     Full,
     Inputs,
@@ -82,6 +83,7 @@ def build(
     compiler: CompilerName = None,
     min_block_size: MinBlock = None,
     torch_executed_ops: ExecutedOps = None,
+    torch_executed_modules: ExecutedModules = None,
     require_full_compilation: Full = False,
     rtol: Rtol = None,
     atol: Atol = None,
@@ -99,6 +101,7 @@ def build(
         compiler=compiler,
         min_block_size=min_block_size,
         torch_executed_ops=torch_executed_ops,
+        torch_executed_modules=torch_executed_modules,
         require_full_compilation=require_full_compilation,
     )
     from builder.cache.options import CacheOptions
@@ -128,6 +131,7 @@ def plan(
     compiler: CompilerName = None,
     min_block_size: MinBlock = None,
     torch_executed_ops: ExecutedOps = None,
+    torch_executed_modules: ExecutedModules = None,
     require_full_compilation: Full = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -140,6 +144,7 @@ def plan(
         compiler=compiler,
         min_block_size=min_block_size,
         torch_executed_ops=torch_executed_ops,
+        torch_executed_modules=torch_executed_modules,
         require_full_compilation=require_full_compilation,
     )
     from builder.console import Reporter, print_json, show_plan

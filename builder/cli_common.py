@@ -20,6 +20,7 @@ __all__ = [
     "CacheSize",
     "CompilerName",
     "Debug",
+    "ExecutedModules",
     "ExecutedOps",
     "Full",
     "Inputs",
@@ -72,6 +73,10 @@ CompilerName = Annotated[str | None, typer.Option("--compiler", help="auto, onnx
 MinBlock = Annotated[int | None, typer.Option(help="Leave engine segments with fewer operators to PyTorch.")]
 ExecutedOps = Annotated[
     list[str] | None, typer.Option("--torch-executed-ops", help="An operator that PyTorch runs, e.g. aten::gelu.")
+]
+ExecutedModules = Annotated[
+    list[str] | None,
+    typer.Option("--torch-executed-modules", help="A module that PyTorch runs, e.g. encoder.layers.0 or LayerNorm."),
 ]
 Full = Annotated[
     bool, typer.Option("--require-full-compilation", help="Fail where an operator would fall back to PyTorch.")

@@ -189,7 +189,10 @@ def show_plan(plan: PartitionPlan) -> None:
     _show_tensors("Outputs", [o.tensor for o in plan.outputs], out)
     _show_fallbacks(plan, out)
     engines = sum(s.kind == "engine" for s in plan.segments)
-    out.print(f"{engines} engine segments hold {plan.coverage:.0%} of the operators", markup=False)
+    out.print(
+        f"{engines} engine segments hold {plan.coverage:.0%} of the operators, {plan.parameter_coverage:.0%} of the weights",
+        markup=False,
+    )
 
 
 def _show_tensors(title: str, tensors: Sequence[TensorSpec], out: Console) -> None:

@@ -199,7 +199,12 @@ def _symbols(placeholders: Sequence[torch.fx.Node], inputs: Sequence[Input]) -> 
     for node, item in zip(placeholders, inputs, strict=True):
         for axis, (size, dim) in enumerate(zip(node.meta["val"].shape, item.dims, strict=True)):
             if isinstance(size, int):
-                continue
+                if dim.is_static:
+                    continue
+                raise ExportError(
+                    f"torch.export fixes dimension {axis} of input {item.name!r} ({dim}) at {size}",
+                    fix=f"declare the size {size} alone, or find what in the model needs it with TORCH_LOGS=+dynamic",
+                )
             (symbol,) = size.node.expr.free_symbols
             name, k = dim_name(item, axis, dim), dim.multiple
             assert dim.max is not None

@@ -46,6 +46,7 @@ def plan_json(plan: PartitionPlan) -> dict[str, Any]:
         "segments": [_segment(s) for s in plan.segments],
         "fallbacks": [dataclasses.asdict(f) for f in plan.fallbacks],
         "coverage": plan.coverage,
+        "parameter_coverage": plan.parameter_coverage,
     }
 
 

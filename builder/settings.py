@@ -39,6 +39,8 @@ class Settings(BaseModel):
         compiler: "auto", or the name of an engine compiler ("onnxruntime", "tensorrt_rtx").
         min_block_size: engine segments with fewer operators are left to PyTorch.
         torch_executed_ops: operators that PyTorch runs ("aten::gelu", "torch.ops.aten.gelu").
+        torch_executed_modules: modules that PyTorch runs with all inside, by their name in the model
+            ("encoder.layers.0") or their class ("torch.nn.LayerNorm", "LayerNorm").
         require_full_compilation: fail where an operator would fall back to PyTorch.
     """
 
@@ -47,5 +49,6 @@ class Settings(BaseModel):
     compiler: str = "auto"
     min_block_size: Annotated[int, Field(ge=1)] = 1
     torch_executed_ops: tuple[str, ...] = ()
+    torch_executed_modules: tuple[str, ...] = ()
     require_full_compilation: bool = False
     verify: VerifySettings = VerifySettings()

@@ -14,6 +14,8 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from builder.inputs import Input
+from builder.recurrence import whole_recurrent_layers
+from builder.shape_env import sizes_kept
 from builder.types import Range, SymbolName
 
 __all__ = ["call_module", "dim_name", "dynamic_dims", "examples", "quiet_torch", "trace", "trace_sizes"]
@@ -102,7 +104,7 @@ def trace(
     """
     tensors = examples(inputs, sizes)
     shapes = _dynamic_shapes(inputs)
-    with quiet_torch(), torch.no_grad():
+    with quiet_torch(), torch.no_grad(), whole_recurrent_layers():
         if keywords:
             names = [i.name or "" for i in inputs]
             kwargs = dict(zip(names, tensors, strict=True))
@@ -112,7 +114,8 @@ def trace(
             program = torch.export.export(
                 module, tuple(tensors), dynamic_shapes=_positional(module, shapes), strict=False
             )
-        functional: ExportedProgram = program.run_decompositions({})
+        with sizes_kept(program):
+            functional: ExportedProgram = program.run_decompositions({})
         return functional
 
 

@@ -29,6 +29,8 @@ from builder.errors import CompileError
 from builder.lowering.canonical_program import CanonicalProgram, canonical_program
 from builder.partition.assign import is_compute
 from builder.partition.plan import Segment
+from builder.recurrence import RECURRENT
+from builder.shape_env import SizesNarrowed, sizes_kept
 from builder.tracing import quiet_torch
 from builder.types import DTYPES
 
@@ -144,10 +146,12 @@ class _Session:
         return program
 
     def screen(self, program: ExportedProgram) -> Mapping[str, str]:
-        """It takes every operator, if it can compile at all."""
-        if not self._refusal:
-            return {}
-        return {n.name: self._refusal for n in program.graph.nodes if is_compute(n)}
+        """It takes every operator but recurrent layers, if it can compile at all."""
+        operators = [n for n in program.graph.nodes if is_compute(n)]
+        if self._refusal:
+            return {n.name: self._refusal for n in operators}
+        reason = "inductor would unroll it, step by step, for one length of the sequence; PyTorch runs it whole"
+        return {n.name: reason for n in operators if n.target in RECURRENT}
 
     def examine(self, segment: Segment) -> Mapping[str, str]:
         """Nodes at a boundary that no request can carry; only a build tells more."""
@@ -192,22 +196,23 @@ class _Session:
         canonical = self.canonical(segment)
         made_up = _made_up(canonical.tensors)
         program = canonical.program(made_up)
-        before = _bounds(program)
         tensors = canonical.named(made_up)
         options = {**_OPTIONS, **(_WEIGHTS_APART if tensors else {})}
         full = Path(tempfile.mkdtemp(dir=self._work)) / _PACKAGE_FILE
         try:
-            with quiet_torch():
+            with quiet_torch(), sizes_kept(program):
                 if self._device != "cpu":
                     program = move_to_device_pass(program, self._device)
                 program._example_inputs = (_examples(segment, self._device), {})
                 torch._inductor.aoti_compile_and_package(program, package_path=str(full), inductor_configs=options)
+        except SizesNarrowed as error:
+            # A package checks no sizes by itself, so one that was compiled for fewer would answer wrongly.
+            raise CompileError(
+                f"AOTInductor would take less than the declared ranges: {error}", where=segment.name
+            ) from None
         except Exception as error:
             text = " ".join(str(error).split())
             raise CompileError(f"AOTInductor: {type(error).__name__}: {text[:400]}", where=segment.name) from error
-        narrowed = [f"{name} to {now}" for name, now in _bounds(program).items() if before.get(name, now) != now]
-        if narrowed:
-            raise CompileError(f"AOTInductor narrowed the size {', '.join(narrowed)}", where=segment.name)
         strip_package(full, directory / _PACKAGE_FILE, tensors).write(directory / WEIGHTS_LIST)
         shutil.rmtree(full.parent)
         return CompiledArtifact(_PACKAGE_FILE)
@@ -260,20 +265,3 @@ def _examples(segment: Segment, device: str) -> tuple[torch.Tensor, ...]:
     return tuple(
         torch.zeros(tensor.shape("opt"), dtype=getattr(torch, tensor.dtype), device=device) for tensor in segment.inputs
     )
-
-
-def _bounds(program: ExportedProgram) -> dict[str, str]:
-    """What the tracer knows of each symbolic size: its bounds, or what it was replaced by.
-
-    An AOTInductor package checks no sizes by itself, so one that was compiled for fewer would answer wrongly.
-    """
-    found: dict[str, str] = {}
-    for node in program.graph.find_nodes(op="placeholder"):
-        value = node.meta.get("val")
-        for size in value.shape if isinstance(value, torch.Tensor) else ():
-            if isinstance(size, torch.SymInt):
-                environment = size.node.shape_env
-                for symbol in size.node._expr.free_symbols:
-                    replaced = environment.replacements.get(symbol)
-                    found[str(symbol)] = str(environment.bound_sympy(symbol) if replaced is None else replaced)
-    return found

@@ -25,6 +25,8 @@ from builder.lowering.torch_onnx import OPSET
 from builder.lowering.weights import FixedWeight, WeightSpec, dtype_name, refusal
 from builder.partition.assign import is_compute
 from builder.partition.plan import Segment
+from builder.recurrence import whole_recurrent_layers
+from builder.shape_env import SizesNarrowed, sizes_kept
 from builder.tracing import quiet_torch
 
 __all__ = ["GRAPH_FILE", "WEIGHTS_FILE", "LoweredSegment", "LoweringFailure", "external_weights", "lower_to_onnx"]
@@ -97,7 +99,7 @@ def lower_to_onnx(segment: Segment, directory: Path) -> LoweredSegment:
         CompileError: when the translation has other inputs or outputs than the segment.
     """
     try:
-        with quiet_torch(), _tagged(segment):
+        with quiet_torch(), _tagged(segment), whole_recurrent_layers(), sizes_kept(segment.program):
             exported = torch.onnx.export(
                 segment.program,
                 dynamo=True,
@@ -109,6 +111,11 @@ def lower_to_onnx(segment: Segment, directory: Path) -> LoweredSegment:
             )
             assert exported is not None
             fixed = _optimise(exported, segment)
+    except SizesNarrowed as error:
+        operators = [n.name for n in segment.program.graph.nodes if is_compute(n)]
+        raise LoweringFailure(
+            dict.fromkeys(operators, f"torch.onnx cannot translate it for all sizes: {error}")
+        ) from error
     except Exception as error:
         raise LoweringFailure(_blame(segment, error)) from error
     finally:

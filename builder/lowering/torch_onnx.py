@@ -14,6 +14,8 @@ import torch
 from torch.export import ExportedProgram
 
 from builder.partition.assign import is_compute
+from builder.recurrence import RECURRENT, whole_recurrent_layers
+from builder.shape_env import SizesNarrowed, sizes_kept
 from builder.tracing import quiet_torch
 
 __all__ = ["OPSET", "decompose_for_onnx", "untranslatable"]
@@ -37,21 +39,31 @@ def decompose_for_onnx(program: ExportedProgram) -> ExportedProgram:
     An operator whose decomposition still holds one that cannot be translated is left whole: PyTorch
     will run it, and runs it best undecomposed.
     """
+    try:
+        with quiet_torch(), whole_recurrent_layers(), sizes_kept(program):
+            return _decomposed(program)
+    except SizesNarrowed:
+        # Whole, an operator takes all sizes; what the exporter cannot translate is left to PyTorch.
+        return program
+
+
+def _decomposed(program: ExportedProgram) -> ExportedProgram:
     from torch.onnx._internal.exporter._decomp import (
         create_onnx_friendly_decomposition_table,
         get_onnx_implemented_overloads,
     )
 
-    with quiet_torch():
-        table = dict(create_onnx_friendly_decomposition_table(set(get_onnx_implemented_overloads(_registry()))))
-        while True:
-            decomposed: ExportedProgram = program.run_decompositions(table)
-            whole = {_origin(n) for n in decomposed.graph.nodes if is_compute(n) and not _translation(n)[0]}
-            kept = [operator for operator in table if str(operator) in whole]
-            if not kept:
-                return decomposed
-            for operator in kept:
-                del table[operator]
+    table = dict(create_onnx_friendly_decomposition_table(set(get_onnx_implemented_overloads(_registry()))))
+    for layer in RECURRENT:
+        table.pop(layer, None)
+    while True:
+        decomposed: ExportedProgram = program.run_decompositions(table)
+        whole = {_origin(n) for n in decomposed.graph.nodes if is_compute(n) and not _translation(n)[0]}
+        kept = [operator for operator in table if str(operator) in whole]
+        if not kept:
+            return decomposed
+        for operator in kept:
+            del table[operator]
 
 
 def _origin(node: torch.fx.Node) -> str:

@@ -50,6 +50,12 @@ class Extraction:
         self._lifted = {
             s.arg.name: s for s in program.graph_signature.input_specs if s.kind is not InputKind.USER_INPUT
         }
+        inside = set(nodes)
+        self._crossing = [
+            i
+            for i in dict.fromkeys(i for n in nodes for i in n.all_input_nodes)
+            if i not in inside and self._crosses(i)
+        ]
         # Placeholders must come first, whenever it turns out that one is needed.
         self._first = self._body.placeholder("_")
         for node in nodes:
@@ -69,13 +75,19 @@ class Extraction:
             return self._submodule(node)
         if node.op == "placeholder" and node.name in self._lifted:
             return self._weight(node)
-        if node.op == "placeholder" or not is_free(node):
+        if self._crosses(node):
             self.boundary.append(node)
             copy = self._placeholder(node)
             # Runners hand over contiguous tensors, whatever strides eager PyTorch would have here.
             copy.meta["val"] = node.meta["val"].contiguous()
             return copy
         return self._size(node)
+
+    def _crosses(self, node: torch.fx.Node) -> bool:
+        """Whether a node outside is a tensor that has to be handed over."""
+        if node.op == "placeholder":
+            return node.name not in self._lifted
+        return not is_free(node)
 
     def _weight(self, node: torch.fx.Node) -> torch.fx.Node:
         """The placeholder of a weight; tied weights are one, so that they stay tied in whatever is made of it."""
@@ -127,16 +139,16 @@ class Extraction:
         return self._place(node)
 
     def _holder(self, expression: sympy.Expr | None) -> tuple[torch.fx.Node, int] | None:
-        """A tensor already in the segment with a dimension of exactly this size."""
+        """A tensor that the segment has anyway with a dimension of exactly this size."""
         if expression is None:
             return None
-        for original, copy in self._copies.items():
+        for original in (*self._copies, *self._crossing):
             value = original.meta.get("val")
             if not isinstance(value, torch.Tensor) or original in self._weights:
                 continue
             for axis, size in enumerate(value.shape):
                 if isinstance(size, torch.SymInt) and size.node.expr == expression:
-                    return copy, axis
+                    return self._outside_or_copy(original), axis
         return None
 
     def finish(self, outputs: Sequence[torch.fx.Node]) -> ExportedProgram:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,9 +10,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from builder.errors import PartitionError, SpecError
+from builder.errors import PartitionError
 from builder.export import ExportedModel
 from builder.partition.assign import ENGINE, assign_levels, is_compute, operator_name
+from builder.partition.exclude import excluded_modules, excluded_operators
 from builder.partition.extract import Extraction
 from builder.partition.plan import FallbackOperator, PartitionPlan, Segment, SupportOracle
 from builder.partition.ranges import tensor_spec
@@ -34,17 +34,24 @@ def partition(
     Args:
         model: the exported model.
         oracle: of the compiler.
-        settings: `min_block_size`, `torch_executed_ops`, `require_full_compilation` count.
+        settings: `min_block_size`, `torch_executed_ops`, `torch_executed_modules` and
+            `require_full_compilation` count.
         refused: nodes that a failed build has shown to be unsupported, with the reason.
     Raises:
-        SpecError: when `torch_executed_ops` names an operator that the model does not have.
+        SpecError: when an operator or module is excluded that the model does not have.
         PartitionError: when `require_full_compilation` is set and something falls back; it lists
             everything that does.
     """
     program = oracle.prepare(model.program)
-    reasons = {**_excluded(program, settings.torch_executed_ops), **oracle.screen(program), **(refused or {})}
+    reasons = {
+        **excluded_operators(program, settings.torch_executed_ops),
+        **excluded_modules(program, settings.torch_executed_modules),
+        **oracle.screen(program),
+        **(refused or {}),
+    }
     while True:
-        segments = _split(program, model, reasons, settings.min_block_size)
+        assignment = assign_levels(program, reasons.keys(), settings.min_block_size)
+        segments = _split(program, model, assignment.levels)
         found: dict[str, str] = {}
         for segment in segments:
             if segment.kind == "engine":
@@ -61,33 +68,11 @@ def partition(
         inputs=tuple(TensorSpec(i.name or "", i.dtype, i.dims) for i in model.inputs),
         outputs=_outputs(program, model),
         segments=tuple(segments),
-        fallbacks=_fallbacks(program, segments, reasons, settings.min_block_size),
+        fallbacks=_fallbacks(program, segments, {**assignment.left_out, **reasons}),
     )
     if settings.require_full_compilation and plan.fallbacks:
         raise _not_full(plan)
     return plan
-
-
-def _excluded(program: ExportedProgram, names: Sequence[str]) -> dict[str, str]:
-    wanted = {_plain_operator(n): n for n in names}
-    present = {node.name: _plain_operator(operator_name(node)) for node in program.graph.nodes if is_compute(node)}
-    for plain, name in wanted.items():
-        if plain not in present.values():
-            known = sorted(set(present.values()))
-            close = difflib.get_close_matches(plain, known, n=1)
-            raise SpecError(
-                f"torch_executed_ops names {name!r}, which is no operator of this model",
-                fix=f"did you mean {close[0]!r}?" if close else f"its operators are {', '.join(known)}",
-            )
-    return {
-        node: f"excluded by torch_executed_ops ({wanted[plain]})" for node, plain in present.items() if plain in wanted
-    }
-
-
-def _plain_operator(name: str) -> str:
-    """`aten.gelu` for `aten::gelu`, `torch.ops.aten.gelu` and `torch.ops.aten.gelu.default` alike."""
-    parts = re.sub(r"^torch\.ops\.", "", name).replace("::", ".").split(".")
-    return ".".join(parts[:2])
 
 
 def _user_inputs(program: ExportedProgram) -> list[torch.fx.Node]:
@@ -110,10 +95,7 @@ def _value_names(program: ExportedProgram, model: ExportedModel) -> dict[torch.f
     return names
 
 
-def _split(
-    program: ExportedProgram, model: ExportedModel, reasons: Mapping[str, str], min_block_size: int
-) -> list[Segment]:
-    levels = assign_levels(program, reasons.keys(), min_block_size)
+def _split(program: ExportedProgram, model: ExportedModel, levels: Mapping[str, int]) -> list[Segment]:
     members: dict[int, list[torch.fx.Node]] = {}
     for node in program.graph.nodes:
         if node.name in levels:
@@ -153,12 +135,11 @@ def _outputs(program: ExportedProgram, model: ExportedModel) -> tuple[OutputSpec
 
 
 def _fallbacks(
-    program: ExportedProgram, segments: Sequence[Segment], reasons: Mapping[str, str], min_block_size: int
+    program: ExportedProgram, segments: Sequence[Segment], reasons: Mapping[str, str]
 ) -> tuple[FallbackOperator, ...]:
     inside = {name for s in segments if s.kind == "fallback" for name in s.nodes}
-    small = f"its engine segment would have fewer than min_block_size = {min_block_size} operators"
     return tuple(
-        FallbackOperator(node.name, operator_name(node), reasons.get(node.name, small), _place(node))
+        FallbackOperator(node.name, operator_name(node), reasons[node.name], _place(node))
         for node in program.graph.nodes
         if node.name in inside and is_compute(node)
     )

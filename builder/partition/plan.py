@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch.export import ExportedProgram
 
 from builder.types import OutputSpec, TensorSpec
@@ -39,6 +40,12 @@ class Segment:
     @property
     def operator_count(self) -> int:
         return sum(self.operators.values())
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all weights that it uses."""
+        tensors = self.program.state_dict.values()
+        return sum(t.numel() for t in tensors if isinstance(t, torch.Tensor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,13 @@ class PartitionPlan:
         """The share of operators that are in engine segments, from 0 to 1."""
         total = sum(s.operator_count for s in self.segments)
         engines = sum(s.operator_count for s in self.segments if s.kind == "engine")
+        return engines / total if total else 1.0
+
+    @property
+    def parameter_coverage(self) -> float:
+        """The share of weights, by their number of elements, that are in engine segments, from 0 to 1."""
+        total = sum(s.parameter_count for s in self.segments)
+        engines = sum(s.parameter_count for s in self.segments if s.kind == "engine")
         return engines / total if total else 1.0
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from builder.build import BuildResult, build
+from builder.compilers.inductor import InductorCompiler
 from builder.errors import BuilderError, CompileError, RequestError, VerificationError
 from builder.inputs import Input, parse_input
 from builder.repository.config import validate_config
@@ -230,3 +231,23 @@ def test_json_of_the_manifest_is_plain(tmp_path: Path) -> None:
     assert str(Path.cwd()) not in json.dumps(data), "no path of the building machine is published"
     outputs = RuntimeModel(result.publication.path)({"x": np.ones((1, 2, 16), np.float32)})
     assert to_numpy(outputs["output"]).shape == (1, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "compiler", "segments"),
+    [
+        ("lstm", "onnxruntime", ["onnxruntime"]),
+        ("gru", "onnxruntime", ["onnxruntime"]),
+        ("rnn", "onnxruntime", ["onnxruntime", "torch", "onnxruntime"]),
+        pytest.param(
+            "lstm",
+            "inductor",
+            ["inductor", "torch", "inductor"],
+            marks=pytest.mark.skipif(not InductorCompiler().availability().can_build, reason="needs a C++ compiler"),
+        ),
+    ],
+)
+def test_recurrent_layers(tmp_path: Path, name: str, compiler: str, segments: list[str]) -> None:
+    result = build(spec(name, "x=float32[B=1:2:8, T=1:16:64, 8]", compiler=compiler), root=tmp_path / "repo")
+    assert [s.compiler for s in result.segments] == segments
+    assert result.report.verified and result.report.points >= 9

@@ -291,3 +291,29 @@ def other_epsilon() -> nn.Module:
     net = hybrid()
     net.norm.eps = 1e-3
     return net
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer between others, over sequences of any length."""
+
+    def __init__(self, kind: str = "LSTM") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Linear(8, 12)
+        self.layer = getattr(nn, kind)(12, 10, 2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(20, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self.embed(x).relu())[0])
+
+
+def lstm() -> nn.Module:
+    return Recurrent("LSTM")
+
+
+def gru() -> nn.Module:
+    return Recurrent("GRU")
+
+
+def rnn() -> nn.Module:
+    return Recurrent("RNN")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from builder.errors import ExportError, SpecError
 from builder.export import export_model
 from builder.inputs import parse_input
+from builder.shape_env import SizesNarrowed, sizes_kept
 from tests.models import nets
 
 
@@ -176,3 +179,39 @@ def test_outputs_must_be_tensors() -> None:
 
     with pytest.raises(ExportError, match="output 'output_1' is not a tensor"):
         go(Number(), "x=float32[4]")
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__()
+        self.layer = getattr(torch.nn, kind)(4, 6, 2, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[0]
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("options", [{}, {"batch_first": True, "bidirectional": True}, {"bias": False}])
+def test_recurrent_layers_take_any_length(kind: str, options: dict[str, bool]) -> None:
+    net = Recurrent(kind, **options).eval()
+    before = dict(getattr(torch.ops.aten, {"RNN": "rnn_tanh"}.get(kind, kind.lower())).input.py_kernels)
+    model = export_model(net, [parse_input("x=float32[B=1:8:32, T=1:16:64, 4]")])
+    assert sorted(r.name or "" for r in model.symbols.values()) == ["B", "T"]
+    for shape in ((1, 2, 4), (32, 64, 4), (5, 17, 4)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(model.program.module()(x=x), net(x))
+    layer = getattr(torch.ops.aten, {"RNN": "rnn_tanh"}.get(kind, kind.lower())).input
+    assert dict(layer.py_kernels) == before, "torch is left as it was"
+    # Training goes through the tables that were replaced meanwhile.
+    x = torch.randn(3, 5, 4, requires_grad=True)
+    net(x).sum().backward()
+    assert x.grad is not None and x.grad.abs().sum() > 0
+
+
+def test_sizes_are_kept_as_they_were_declared() -> None:
+    model = export_model(Recurrent("LSTM").eval(), [parse_input("x=float32[B=1:8:32, T=2:16:64, 4]")])
+    value = next(n for n in model.program.graph.nodes if n.name == "x").meta["val"]
+    with pytest.raises(SizesNarrowed, match="narrowed to"), sizes_kept(model.program):
+        bool(value.shape[1] == 7)
+        int(value.shape[1])
+    assert isinstance(value.shape[1], torch.SymInt) and value.shape[1].node.expr.free_symbols

@@ -162,6 +162,94 @@ def test_an_excluded_operator_must_be_there() -> None:
     assert "did you mean 'aten.relu'?" in (caught.value.fix or "")
 
 
+class Layers(torch.nn.Module):
+    """Two layers, one inside another module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.inner = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Sequential(torch.nn.Linear(4, 12)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(self.inner(self.first(x).relu()))
+
+
+@pytest.mark.parametrize(
+    ("name", "excluded"),
+    [
+        ("first", ["aten.linear"]),
+        ("inner.1", ["aten.linear"]),
+        ("inner", ["aten.layer_norm", "aten.linear"]),
+        ("LayerNorm", ["aten.layer_norm"]),
+        ("torch.nn.LayerNorm", ["aten.layer_norm"]),
+        ("torch.nn.modules.normalization.LayerNorm", ["aten.layer_norm"]),
+        ("Linear", ["aten.linear", "aten.linear"]),
+    ],
+)
+def test_torch_executed_modules(name: str, excluded: list[str]) -> None:
+    model = exported(Layers(), "x=float32[B=1:8:32, 4]")
+    plan = partition(model, Oracle(), Settings(torch_executed_modules=(name,)))
+    assert [f.operator for f in plan.fallbacks] == excluded
+    assert {f.reason for f in plan.fallbacks} == {f"excluded by torch_executed_modules ({name})"}
+    check(model, plan, [torch.randn(3, 4)])
+
+
+def test_an_excluded_module_must_be_there() -> None:
+    model = exported(Layers(), "x=float32[B=1:8:32, 4]")
+    with pytest.raises(SpecError, match="names 'iner', which is no module or class") as caught:
+        partition(model, Oracle(), Settings(torch_executed_modules=("iner",)))
+    assert "did you mean 'inner'?" in (caught.value.fix or "")
+
+
+def test_coverage_counts_operators_and_weights() -> None:
+    model = exported(Layers(), "x=float32[B=1:8:32, 4]")
+    plan = partition(model, Oracle(), Settings(torch_executed_modules=("inner.1",)))
+    assert plan.coverage == 4 / 5
+    assert plan.parameter_coverage == (20 + 8) / (20 + 8 + 60)
+
+
+class MovesData(torch.nn.Module):
+    """Between two operators that are refused, and before the first, elements only change places."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.special.bessel_j0(x.transpose(1, 2))
+        return torch.sin(torch.special.bessel_j0(x.reshape(x.shape[0], -1).unsqueeze(1)))
+
+
+def test_no_engine_segment_only_moves_data() -> None:
+    model = exported(MovesData(), "x=float32[B=1:8:32, T=2:3:5, 4]")
+    plan = partition(model, Oracle(["bessel"]), Settings())
+    assert [s.kind for s in plan.segments] == ["fallback", "engine"]
+    assert dict(plan.segments[1].operators) == {"aten.sin": 1}
+    moved = {f.operator: f.reason for f in plan.fallbacks if "bessel" not in f.operator}
+    assert len(moved) == 4 and set(moved.values()) == {"its engine segment would compute nothing, only move data"}
+    check(model, plan, [torch.randn(3, 5, 4)])
+    # Where nothing is refused, it stays as it is.
+    alone = partition(exported(torch.nn.Flatten(), "input=float32[B=1:8:32, 3, 4]"), Oracle(), Settings())
+    assert [s.kind for s in alone.segments] == ["engine"]
+
+
+class Positions(torch.nn.Module):
+    """An embedding of positions, which depends on no input's values, is added after an operator that is refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(64, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = torch.sin(self.table(torch.arange(x.shape[1])))
+        return torch.special.bessel_j0(x) + positions
+
+
+def test_what_depends_on_no_input_goes_to_its_user() -> None:
+    model = exported(Positions(), "x=float32[B=1:8:32, T=2:3:64, 4]")
+    plan = partition(model, Oracle(["bessel"]), Settings())
+    assert [(s.kind, len(s.inputs)) for s in plan.segments] == [("fallback", 1), ("engine", 1)]
+    assert plan.segments[1].parameter_count == 256
+    check(model, plan, [torch.randn(3, 5, 4)])
+    check(model, partition(model, Oracle(["bessel", "sin"]), Settings()), [torch.randn(3, 5, 4)])
+
+
 def test_require_full_compilation_lists_everything() -> None:
     model = exported(hybrid(), "x=float32[B=1:8:32, T=2:16:64, 16]")
     with pytest.raises(PartitionError, match="2 operators fall back") as caught:

@@ -1,0 +1,94 @@
+"""What the user leaves to PyTorch: operators and modules by name."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch.export import ExportedProgram
+
+from builder.errors import SpecError
+from builder.partition.assign import is_compute, operator_name
+
+__all__ = ["excluded_modules", "excluded_operators"]
+
+
+def excluded_operators(program: ExportedProgram, names: Sequence[str]) -> dict[str, str]:
+    """{node: reason} for operators that `torch_executed_ops` names.
+
+    Args:
+        names: `aten::gelu`, `torch.ops.aten.gelu`, `aten.gelu.default`; all mean every overload.
+    Raises:
+        SpecError: when the model has no such operator.
+    """
+    wanted = {_plain_operator(n): n for n in names}
+    present = {node.name: _plain_operator(operator_name(node)) for node in program.graph.nodes if is_compute(node)}
+    for plain, name in wanted.items():
+        if plain not in present.values():
+            raise _unknown("torch_executed_ops", name, plain, "operator", set(present.values()))
+    return {
+        node: f"excluded by torch_executed_ops ({wanted[plain]})" for node, plain in present.items() if plain in wanted
+    }
+
+
+def excluded_modules(program: ExportedProgram, names: Sequence[str]) -> dict[str, str]:
+    """{node: reason} for operators inside of modules that `torch_executed_modules` names.
+
+    Args:
+        names: of a module in the model (`encoder.layers.0`), or of a class (`torch.nn.LayerNorm`,
+            `LayerNorm`); both with everything inside.
+    Raises:
+        SpecError: when the model runs no such module.
+    """
+    if not names:
+        return {}
+    found: dict[str, str] = {}
+    known: set[str] = set()
+    used: set[str] = set()
+    for node in program.graph.nodes:
+        if not is_compute(node):
+            continue
+        inside = {label for path, kind in _modules(node) for label in _labels(path, kind)}
+        known |= inside
+        for name in names:
+            if name in inside:
+                used.add(name)
+                found.setdefault(node.name, f"excluded by torch_executed_modules ({name})")
+    for name in names:
+        if name not in used:
+            raise _unknown("torch_executed_modules", name, name, "module or class", known)
+    return found
+
+
+def _modules(node: torch.fx.Node) -> Iterator[tuple[str, str]]:
+    """Path and class of each module that was running when the node was traced, the outermost first."""
+    for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+        yield str(path), kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _labels(path: str, kind: str) -> Iterator[str]:
+    if path:
+        # A module that is called more than once has "@1" and so on behind its name.
+        yield re.sub(r"@\d+", "", path)
+    yield kind
+    yield kind.rpartition(".")[2]
+    # Where users import torch's own from.
+    if kind.startswith("torch.nn.modules."):
+        yield f"torch.nn.{kind.rpartition('.')[2]}"
+
+
+def _unknown(setting: str, name: str, plain: str, what: str, known: Iterable[str]) -> SpecError:
+    names = sorted(known)
+    close = difflib.get_close_matches(plain, names, n=1)
+    return SpecError(
+        f"{setting} names {name!r}, which is no {what} of this model",
+        fix=f"did you mean {close[0]!r}?" if close else f"the model has {', '.join(names)}",
+    )
+
+
+def _plain_operator(name: str) -> str:
+    """`aten.gelu` for `aten::gelu`, `torch.ops.aten.gelu` and `torch.ops.aten.gelu.default` alike."""
+    parts = re.sub(r"^torch\.ops\.", "", name).replace("::", ".").split(".")
+    return ".".join(parts[:2])
