@@ -19,4 +19,4 @@ class Figure:
     def __str__(self) -> str:
         asked = "at least" if self.least else "at most"
         good = self.value >= self.limit if self.least else self.value <= self.limit
-        return f"{self.name:72} {self.value:9.3f}   {asked} {self.limit:g}   {'ok' if good else 'MISSED'}"
+        return f"{self.name:72} {self.value:9.3g}   {asked} {self.limit:g}   {'ok' if good else 'MISSED'}"

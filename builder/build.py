@@ -23,7 +23,7 @@ from builder.compilers.registry import choose_compiler
 from builder.engines import CompiledSegment, Origin, SegmentCompiler
 from builder.errors import CompileError, RepositoryError, SpecError
 from builder.export import ExportedModel, export_model
-from builder.inputs import Input
+from builder.inputs import Constant, Input
 from builder.models.loaded import LoadedModel
 from builder.models.sources import load_model
 from builder.partition.partitioner import partition
@@ -81,8 +81,8 @@ def load_exported(spec: BuildSpec, progress: Progress | None = None) -> Exported
     return exported
 
 
-def _inputs(spec: BuildSpec, loaded: LoadedModel) -> tuple[Input, ...]:
-    inputs = spec.inputs if spec.inputs is not None else loaded.default_inputs
+def _inputs(spec: BuildSpec, loaded: LoadedModel) -> tuple[Input | Constant, ...]:
+    inputs: tuple[Input | Constant, ...] | None = spec.inputs if spec.inputs is not None else loaded.default_inputs
     if not inputs:
         raise SpecError(
             "no inputs are given, and the model's source suggests none",

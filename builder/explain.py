@@ -14,7 +14,8 @@ import torch
 
 from builder.errors import BuilderError, ExportError
 from builder.inputs import Input, parse_dim, resolve_names
-from builder.tracing import call_module, dim_name, dynamic_dims, examples, quiet_torch, trace, trace_sizes
+from builder.signature import Signature
+from builder.tracing import dim_name, dynamic_dims, examples, quiet_torch, trace, trace_sizes
 from builder.types import Range, SymbolName
 
 __all__ = ["check_runs", "code_place", "explained"]
@@ -29,8 +30,7 @@ _SIZE_SOURCE = re.compile(
 def explained(
     error: Exception,
     module: torch.nn.Module,
-    inputs: Sequence[Input],
-    keywords: bool,
+    signature: Signature,
     sizes: Mapping[SymbolName, int],
 ) -> BuilderError:
     """What to tell the user of torch's error.
@@ -41,14 +41,15 @@ def explained(
 
     Args:
         error: raised by `trace`.
-        module, inputs, keywords, sizes: what it was called with.
+        module, signature, sizes: what it was called with.
     """
+    inputs = signature.inputs
     best: ExportError | None = None
     for attempt in (sizes, _common_sizes(inputs), _divisible_sizes(inputs)):
         guards: list[_Guard] = []
         with _observed_guards(guards):
             try:
-                trace(module, inputs, keywords, attempt)
+                trace(module, signature, attempt)
                 continue
             except Exception as again:
                 text = str(again)
@@ -56,7 +57,7 @@ def explained(
         if not requirements:
             continue
         instead = _instead(inputs, requirements)
-        works = instead is not None and _exports(module, instead, keywords)
+        works = instead is not None and _exports(module, signature.with_inputs(instead))
         said = _constraint_error(requirements, inputs, guards, instead if works else None)
         if works:
             return said
@@ -67,13 +68,13 @@ def explained(
     return ExportError(
         f"torch.export cannot export the model: {_shortened(error)}",
         where=_raised_at(error) or _place_in_text(text),
-        fix=_advice(text, module, inputs, keywords),
+        fix=_advice(text, module, signature),
     )
 
 
-def _exports(module: torch.nn.Module, inputs: Sequence[Input], keywords: bool) -> bool:
+def _exports(module: torch.nn.Module, signature: Signature) -> bool:
     try:
-        trace(module, inputs, keywords, trace_sizes(inputs))
+        trace(module, signature, trace_sizes(signature.inputs))
     except Exception:
         return False
     return True
@@ -160,37 +161,37 @@ def _shortened(error: BaseException) -> str:
     return text if len(text) <= 400 else text[:397] + "..."
 
 
-def _advice(text: str, module: torch.nn.Module, inputs: Sequence[Input], keywords: bool) -> str:
+def _advice(text: str, module: torch.nn.Module, signature: Signature) -> str:
     if "data-dependent" in text:
         return (
             "the model branches on a value that is known only at run time; use torch.where, torch.cond or torch._check"
         )
-    failure = _eager_failure(module, inputs, keywords, "opt")
+    failure = _eager_failure(module, signature, "opt")
     if failure is not None:
         said = f"{type(failure).__name__}: {_shortened(failure)}"
         return f"the model fails in eager PyTorch too, with the same inputs: {said}"
     return "change the named line so that torch.export can trace it; --debug shows torch's full message"
 
 
-def _eager_failure(module: torch.nn.Module, inputs: Sequence[Input], keywords: bool, point: str) -> Exception | None:
+def _eager_failure(module: torch.nn.Module, signature: Signature, point: str) -> Exception | None:
     """What a plain forward pass at "min" or "opt" raises, so that a model that never worked is told apart."""
-    sizes = {dim_name(i, axis, d): getattr(d, point) for i, axis, d in dynamic_dims(inputs)}
+    sizes = {dim_name(i, axis, d): getattr(d, point) for i, axis, d in dynamic_dims(signature.inputs)}
     try:
         with quiet_torch(), torch.no_grad():
-            call_module(module, inputs, keywords, examples(inputs, sizes))
+            signature.call(module, examples(signature.inputs, sizes))
     except Exception as error:
         return error
     return None
 
 
-def check_runs(module: torch.nn.Module, inputs: Sequence[Input], keywords: bool) -> None:
+def check_runs(module: torch.nn.Module, signature: Signature) -> None:
     """Tracing does not notice every wrong dtype; one pass at the smallest sizes does."""
-    failure = _eager_failure(module, inputs, keywords, "min")
+    failure = _eager_failure(module, signature, "min")
     if failure is not None:
         raise ExportError(
             f"the model does not run with these inputs: {type(failure).__name__}: {_shortened(failure)}",
             where=code_place(failure) or type(module).__name__,
-            fix="check dtypes, sizes and value ranges (in LOW..HIGH): " + "  ".join(f"'{i}'" for i in inputs),
+            fix="check dtypes, sizes and value ranges (in LOW..HIGH): " + "  ".join(f"'{i}'" for i in signature.inputs),
         ) from failure
 
 
@@ -282,7 +283,10 @@ def _guard_places(
     for guard in guards:
         for source in guard.sources:
             match = _SIZE_SOURCE.search(source)
-            if match and (match["key"] or match["root"], int(match["axis"])) in concerned:
+            if match is None:
+                continue
+            name = inputs[int(match["index"])].name if match["index"] else match["key"] or match["root"]
+            if (name, int(match["axis"])) in concerned:
                 return guard.place
     return guards[0].place if guards else None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +14,12 @@ from torch.utils import _pytree as pytree
 from builder.errors import BuilderError, ExportError, SpecError
 from builder.explain import check_runs, explained
 from builder.hashing import Digest, tensor_bytes
-from builder.inputs import Input, resolve_names
-from builder.tracing import call_module, dim_name, trace, trace_sizes
+from builder.inputs import Constant, Input
+from builder.signature import Signature, match_inputs
+from builder.tracing import dim_name, own_name, trace, trace_sizes
 from builder.types import Range, SymbolName
 
-__all__ = ["EagerModel", "ExportedModel", "export_model", "match_inputs"]
+__all__ = ["EagerModel", "ExportedModel", "export_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +28,18 @@ class EagerModel:
 
     Args:
         module: in eval mode.
-        inputs: in the order of `forward`, each with a name and known ranges.
-        keywords: whether `forward` takes them by keyword (else by position).
+        signature: what `forward` takes.
         output_names: one per output tensor, in the order in which `forward` returns them.
     """
 
     module: torch.nn.Module
-    inputs: tuple[Input, ...]
-    keywords: bool
+    signature: Signature
     output_names: tuple[str, ...]
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """In the order of `forward`, each with a name and known ranges."""
+        return self.signature.inputs
 
     def weights_digest(self) -> str:
         """blake3 of all parameters and persistent buffers, with their names, as hexadecimal digits."""
@@ -51,7 +53,7 @@ class EagerModel:
     def __call__(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Outputs by name, for tensors in the order of the inputs."""
         with torch.inference_mode():
-            result = call_module(self.module, self.inputs, self.keywords, tensors)
+            result = self.signature.call(self.module, tensors)
         leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         return dict(zip(self.output_names, leaves, strict=True))
 
@@ -84,13 +86,14 @@ class ExportedModel:
 
 
 def export_model(
-    module: torch.nn.Module, inputs: Sequence[Input], *, output_names: Sequence[str] | None = None
+    module: torch.nn.Module, inputs: Sequence[Input | Constant], *, output_names: Sequence[str] | None = None
 ) -> ExportedModel:
     """Export a module for the whole range of its inputs.
 
     Args:
         module: put into eval mode if it is not.
-        inputs: matched to the parameters of `forward` by name, or by position without names.
+        inputs: matched to the parameters of `forward` by name, or by position without names; a name
+            with dots is a part of an argument (see `builder.signature`).
         output_names: names for the outputs, in order; else the keys of a dict output,
             "output" for a single tensor, "output_0", "output_1", ... for a tuple.
     Raises:
@@ -102,11 +105,12 @@ def export_model(
     if module.training:
         module.eval()
         notes.append("the model was in training mode; it was put into eval mode")
-    ordered, keywords = match_inputs(module, resolve_names(inputs))
-    program = _export(module, ordered, keywords)
+    signature = match_inputs(module, inputs)
+    ordered = signature.inputs
+    program = _export(module, signature)
     _refuse_mutation(program)
     _copy_returned_weights(program)
-    check_runs(module, ordered, keywords)
+    check_runs(module, signature)
     placeholders = _user_placeholders(program)
     if len(placeholders) != len(ordered):
         raise ExportError(
@@ -117,58 +121,11 @@ def export_model(
         if not any(True for _ in node.users):
             notes.append(f"the model does not use its input {item.name!r}")
     return ExportedModel(
-        eager=EagerModel(module, ordered, keywords, _name_outputs(program, output_names)),
+        eager=EagerModel(module, signature, _name_outputs(program, output_names)),
         program=program,
         symbols=_symbols(placeholders, ordered),
         notes=tuple(notes),
     )
-
-
-def match_inputs(module: torch.nn.Module, inputs: Sequence[Input]) -> tuple[tuple[Input, ...], bool]:
-    """Order inputs as `forward` takes them and name those that have no name.
-
-    Returns: the inputs, and whether they can be passed by keyword.
-    Raises:
-        SpecError: for a missing, extra, doubled or misspelt input.
-    """
-    parameters = list(inspect.signature(module.forward).parameters.values())
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return tuple(i if i.name else i.with_name(f"input_{n}") for n, i in enumerate(inputs)), False
-    named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
-    where = f"{type(module).__name__}.forward({', '.join(p.name for p in parameters)})"
-    given = _by_parameter(named, inputs, where)
-    missing = [p.name for p in named if p.default is p.empty and p.name not in given]
-    if missing:
-        raise SpecError(
-            f"no input is given for {_listed(missing)}; given: {_listed(given)}",
-            where=where,
-            fix="\n".join(f"add --input '{name}=DTYPE[SIZES]'" for name in missing),
-        )
-    keywords = not any(p.kind is p.POSITIONAL_ONLY for p in named)
-    return tuple(given[p.name] for p in named if p.name in given), keywords
-
-
-def _by_parameter(parameters: Sequence[inspect.Parameter], inputs: Sequence[Input], where: str) -> dict[str, Input]:
-    names = [p.name for p in parameters]
-    given: dict[str, Input] = {}
-    for position, item in enumerate(inputs):
-        if item.name is None:
-            if position >= len(names):
-                raise SpecError(
-                    f"{len(inputs)} inputs are given, but `forward` takes {len(names)}",
-                    where=where,
-                    fix="give one input per tensor parameter",
-                )
-            item = item.with_name(names[position])
-        name = item.name or ""
-        if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"the parameters are {_listed(names)}"
-            raise SpecError(f"`forward` has no parameter {name!r}", where=where, fix=hint)
-        if name in given:
-            raise SpecError(f"the input {name!r} is given twice", where=where, fix="give it once")
-        given[name] = item
-    return given
 
 
 def _listed(names: object) -> str:
@@ -176,16 +133,16 @@ def _listed(names: object) -> str:
     return text or "none"
 
 
-def _export(module: torch.nn.Module, inputs: Sequence[Input], keywords: bool) -> ExportedProgram:
-    sizes = trace_sizes(inputs)
+def _export(module: torch.nn.Module, signature: Signature) -> ExportedProgram:
+    sizes = trace_sizes(signature.inputs)
     try:
-        return trace(module, inputs, keywords, sizes)
+        return trace(module, signature, sizes)
     except BuilderError:
         raise
     except Exception as error:
         # Torch names its symbols and guards, not our inputs; a second, observed run tells which
         # line of the model asked for what.
-        raise explained(error, module, inputs, keywords, sizes) from error
+        raise explained(error, module, signature, sizes) from error
 
 
 def _user_placeholders(program: ExportedProgram) -> list[torch.fx.Node]:
@@ -212,14 +169,27 @@ def _symbols(placeholders: Sequence[torch.fx.Node], inputs: Sequence[Input]) -> 
                 symbols[str(symbol)] = Range(dim.min, dim.opt, dim.max, name)
             else:
                 symbols[str(symbol)] = Range(dim.min // k, dim.opt // k, dim.max // k, f"({name}/{k})")
+        if item.integer is not None:
+            symbols.update(_integer_symbol(node, item))
     return symbols
+
+
+def _integer_symbol(placeholder: torch.fx.Node, item: Input) -> dict[SymbolName, Range]:
+    """The symbol that torch has made for the value of a Python int."""
+    numbers = item.integer
+    assert numbers is not None
+    return {
+        str(user.meta["val"].node.expr): Range(numbers.min, numbers.opt, numbers.max, item.name)
+        for user in placeholder.users
+        if isinstance(user.meta.get("val"), torch.SymInt) and user.meta["val"].node.expr.is_symbol
+    }
 
 
 def _refuse_mutation(program: ExportedProgram) -> None:
     for spec in program.graph_signature.output_specs:
         if spec.kind is OutputKind.BUFFER_MUTATION:
             raise ExportError(
-                f"the model changes its buffer {spec.target!r} while it runs; a served model must be stateless",
+                f"the model changes its buffer {own_name(str(spec.target))!r} while it runs; a served model must be stateless",
                 fix="return the new value as an output, or make the module not update it in eval mode",
             )
         if spec.kind is OutputKind.USER_INPUT_MUTATION:

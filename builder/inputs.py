@@ -1,7 +1,8 @@
-"""`Input`: what the user says of one model input, in Python or as text."""
+"""`Input` and `Constant`: what the user says of one argument of the model, or of a part of it, in Python or as text."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from builder.errors import SpecError
 from builder.types import DTYPES, INT32_MAX, Range, SymbolName, canonical_dtype
 
-__all__ = ["Input", "parse_dim", "parse_input", "resolve_names"]
+__all__ = ["Constant", "Input", "parse_dim", "parse_input", "resolve_names"]
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _INPUT = re.compile(
@@ -22,7 +23,11 @@ _INPUT = re.compile(
     \s*$""",
     re.VERBOSE,
 )
-_FORM = "write NAME=DTYPE[DIM, ...] in LOW..HIGH, for example input_ids=int64[B=1:8:32, T=8:64:256] in 0..30521"
+_SCALAR = re.compile(rf"^\s*(?:(?P<name>{_NAME}(?:\.[A-Za-z0-9_]+)*)\s*=\s*)?(?P<value>.+?)\s*$")
+_FORM = (
+    "write NAME=DTYPE[DIM, ...] in LOW..HIGH, for example input_ids=int64[B=1:8:32, T=8:64:256] in 0..30521; "
+    "NAME=MIN:OPT:MAX for a whole number that changes; NAME=VALUE for None, True, False, a number or a 'text' that does not"
+)
 _DIM_FORM = (
     "write a number (768), MIN:OPT:MAX (1:8:32), NAME=MIN:OPT:MAX (B=1:8:32), a NAME given elsewhere (B), "
     "or MIN:OPT:MAX%K for multiples of K (H=64:256:512%16)"
@@ -30,6 +35,26 @@ _DIM_FORM = (
 
 # A bare name in text stands for the range that another dimension of that name declares.
 _DECLARED_ELSEWHERE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """An argument that is the same in every call: None, a bool, a number or a text. It is no input of what is built.
+
+    Args:
+        value: what `forward` gets.
+        name: the parameter that it is for, or a part of one ("options.scale").
+    """
+
+    value: bool | int | float | str | None
+    name: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value!r}" if self.name else repr(self.value)
+
+    def with_name(self, name: str) -> Constant:
+        """The same under another name."""
+        return dataclasses.replace(self, name=name)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -47,6 +72,8 @@ class Input:
         name: the parameter of `forward` that it feeds; without one it is matched by position.
         dim_names: {axis: name}; one name is one size, in this input and in all others.
         value_range: inclusive (low, high) of the values, for samples (token ids, masks).
+        integer: `forward` takes a Python int between min and max, not a tensor; it is served as an
+            int64 scalar. Excludes shape and dtype.
     Raises:
         SpecError: when a range is empty, negative, zero or not ordered, or a dtype is unknown.
     """
@@ -55,6 +82,7 @@ class Input:
     dtype: str
     dims: tuple[Range, ...]
     value_range: tuple[float, float] | None
+    integer: Range | None
 
     def __init__(
         self,
@@ -67,8 +95,13 @@ class Input:
         name: str | None = None,
         dim_names: dict[int, SymbolName] | None = None,
         value_range: tuple[float, float] | None = None,
+        integer: Range | tuple[int, int, int] | None = None,
     ) -> None:
         label = f"input {name!r}" if name else "an input without a name"
+        if integer is not None:
+            shape, dtype = (), "int64"
+            integer = _checked_integer(label, integer if isinstance(integer, Range) else Range(*integer))
+            value_range = (integer.min, integer.max or integer.min)
         dims = _dims(label, shape, min_shape, opt_shape, max_shape)
         dims = _named(label, dims, dim_names or {})
         known = canonical_dtype(dtype)
@@ -78,8 +111,11 @@ class Input:
         object.__setattr__(self, "dtype", known)
         object.__setattr__(self, "dims", tuple(_checked(label, i, d) for i, d in enumerate(dims)))
         object.__setattr__(self, "value_range", _checked_values(label, known, value_range))
+        object.__setattr__(self, "integer", integer)
 
     def __str__(self) -> str:
+        if self.integer is not None:
+            return f"{self.name}={self.integer}" if self.name else str(self.integer)
         text = f"{self.dtype}[{', '.join(map(str, self.dims))}]"
         if self.value_range is not None:
             low, high = self.value_range
@@ -181,6 +217,13 @@ def _checked(label: str, axis: int, dim: Range) -> Range:
     return dim
 
 
+def _checked_integer(label: str, numbers: Range) -> Range:
+    low, opt, high = numbers.min, numbers.opt, numbers.max
+    if high is None or not 0 <= low <= opt <= high <= INT32_MAX:
+        raise SpecError(f"{label}: the numbers {low}:{opt}:{high} are not in order", fix="use 0 <= min <= opt <= max")
+    return Range(low, opt, high)
+
+
 def _checked_values(label: str, dtype: str, value_range: tuple[float, float] | None) -> tuple[float, float] | None:
     if value_range is None:
         return None
@@ -219,8 +262,8 @@ def parse_dim(text: str, where: str) -> Range:
     raise SpecError(f"{where}: cannot read the size {text.strip()!r}", fix=_DIM_FORM)
 
 
-def parse_input(text: str, *, name: str | None = None, where: str = "--input") -> Input:
-    """An input as text, `input_ids=int64[B=1:8:32, T=8:64:256] in 0..30521`.
+def parse_input(text: str, *, name: str | None = None, where: str = "--input") -> Input | Constant:
+    """An argument as text: `input_ids=int64[B=1:8:32, T=8:64:256] in 0..30521`, `steps=1:8:32` or `causal=True`.
 
     Args:
         text: the text; the name before `=` may be left out.
@@ -230,19 +273,37 @@ def parse_input(text: str, *, name: str | None = None, where: str = "--input") -
         SpecError: when the text cannot be read, or a range in it is wrong.
     """
     match = _INPUT.match(text)
-    if match is None:
-        raise SpecError(f"cannot read the input {text!r}", where=where, fix=_FORM)
-    name = match["name"] or name
-    dims = [d.strip() for d in match["dims"].split(",")] if match["dims"].strip() else []
     try:
+        if match is None:
+            return _parse_scalar(text, name)
         return Input(
-            shape=dims,
+            shape=[d.strip() for d in match["dims"].split(",")] if match["dims"].strip() else [],
             dtype=match["dtype"],
-            name=name,
+            name=match["name"] or name,
             value_range=_parse_values(match["low"], match["high"]),
         )
     except SpecError as error:
         raise SpecError(error.what, where=f"{where}: {text}", fix=error.fix) from None
+
+
+def _parse_scalar(text: str, name: str | None) -> Input | Constant:
+    match = _SCALAR.match(text)
+    if match is not None:
+        name, value = match["name"] or name, match["value"]
+        if re.fullmatch(r"\d+:\d+:\d+", value):
+            return Input(integer=_numbers(value), name=name)
+        try:
+            literal = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            literal = {"true": True, "false": False, "none": None, "null": None}.get(value, ...)
+        if literal is None or isinstance(literal, bool | int | float | str):
+            return Constant(literal, name)
+    raise SpecError(f"cannot read the input {text!r}", fix=_FORM)
+
+
+def _numbers(text: str) -> Range:
+    low, opt, high = (int(n) for n in text.split(":"))
+    return Range(low, opt, high)
 
 
 def _parse_values(low: str | None, high: str | None) -> tuple[float, float] | None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from builder.errors import SpecError
-from builder.inputs import Input, parse_input
+from builder.inputs import Constant, Input, parse_input
 from builder.settings import Settings
 from builder.triton_options import TritonOptions
 
@@ -45,7 +45,7 @@ class _File(BaseModel):
         arguments: dict[str, Any] = {}
 
     model: Model
-    inputs: dict[str, str] = {}
+    inputs: dict[str, str | bool | int | float] = {}
     outputs: tuple[str, ...] | None = None
     settings: Settings = Settings()
     triton: TritonOptions = TritonOptions()
@@ -70,7 +70,7 @@ class BuildSpec(BaseModel):
     source: str
     arguments: dict[str, Any] = {}
     base: Path
-    inputs: tuple[Input, ...] | None = None
+    inputs: tuple[Input | Constant, ...] | None = None
     outputs: tuple[str, ...] | None = None
     settings: Settings = Settings()
     triton: TritonOptions = TritonOptions()
@@ -104,8 +104,7 @@ def find_spec(
             "source": file.model.source,
             "arguments": file.model.arguments,
             "base": path.parent,
-            "inputs": tuple(parse_input(t, name=n, where=f"{path}: inputs.{n}") for n, t in file.inputs.items())
-            or None,
+            "inputs": tuple(_input(n, v, f"{path}: inputs.{n}") for n, v in file.inputs.items()) or None,
             "outputs": file.outputs,
             "settings": file.settings,
             "triton": file.triton,
@@ -126,7 +125,11 @@ def find_spec(
     return validated(BuildSpec, spec, str(path or model))
 
 
-def _overridden(old: tuple[Input, ...] | None, new: list[Input]) -> tuple[Input, ...]:
+def _input(name: str, value: str | bool | int | float, where: str) -> Input | Constant:
+    return parse_input(value, name=name, where=where) if isinstance(value, str) else Constant(value, name)
+
+
+def _overridden(old: tuple[Input | Constant, ...] | None, new: list[Input | Constant]) -> tuple[Input | Constant, ...]:
     if old is None or any(i.name is None for i in new):
         return tuple(new)
     named = {i.name: i for i in new}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import io
 import logging
 import warnings
@@ -16,18 +15,10 @@ from torch.export import Dim, ExportedProgram
 from builder.inputs import Input
 from builder.recurrence import whole_recurrent_layers
 from builder.shape_env import sizes_kept
+from builder.signature import Signature
 from builder.types import Range, SymbolName
 
-__all__ = ["call_module", "dim_name", "dynamic_dims", "examples", "quiet_torch", "trace", "trace_sizes"]
-
-
-def call_module(
-    module: torch.nn.Module, inputs: Sequence[Input], keywords: bool, tensors: Sequence[torch.Tensor]
-) -> Any:
-    """What `forward` returns for tensors in the order of the inputs, passed by name or by position."""
-    if keywords:
-        return module(**dict(zip((i.name or "" for i in inputs), tensors, strict=True)))
-    return module(*tensors)
+__all__ = ["dim_name", "dynamic_dims", "examples", "own_name", "quiet_torch", "trace", "trace_sizes"]
 
 
 def trace_sizes(inputs: Sequence[Input]) -> dict[SymbolName, int]:
@@ -72,7 +63,7 @@ def examples(inputs: Sequence[Input], sizes: Mapping[SymbolName, int]) -> list[t
     return [
         torch.full(
             [d.min if d.is_static else sizes[dim_name(i, axis, d)] for axis, d in enumerate(i.dims)],
-            i.value_range[0] if i.value_range else 0,
+            i.integer.opt if i.integer else i.value_range[0] if i.value_range else 0,
             dtype=getattr(torch, i.dtype),
         )
         for i in inputs
@@ -94,36 +85,49 @@ def _dynamic_shapes(inputs: Sequence[Input]) -> list[dict[int, Any]]:
     return [{axis: dims[dim_name(i, axis, d)] for axis, d in enumerate(i.dims) if not d.is_static} for i in inputs]
 
 
-def trace(
-    module: torch.nn.Module, inputs: Sequence[Input], keywords: bool, sizes: Mapping[SymbolName, int]
-) -> ExportedProgram:
+_WRAPPED = "_wrapped_by_triton_repo"
+
+
+def own_name(name: str) -> str:
+    """A module's, weight's or buffer's name in the user's model, for one in a traced program."""
+    return "" if name == _WRAPPED else name.removeprefix(f"{_WRAPPED}.")
+
+
+class _Rebuilt(torch.nn.Module):
+    """A module as one of tensors alone: puts its arguments together while it is traced."""
+
+    def __init__(self, module: torch.nn.Module, signature: Signature) -> None:
+        super().__init__()
+        self.add_module(_WRAPPED, module)
+        self._signature = signature
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self._signature.call(getattr(self, _WRAPPED), tensors)
+
+
+def trace(module: torch.nn.Module, signature: Signature, sizes: Mapping[SymbolName, int]) -> ExportedProgram:
     """Export a module, traced at the given sizes, and make it functional.
 
     Raises:
         Exception: whatever torch.export raises; `builder.explain` puts it into words.
     """
+    inputs = signature.inputs
     tensors = examples(inputs, sizes)
     shapes = _dynamic_shapes(inputs)
     with quiet_torch(), torch.no_grad(), whole_recurrent_layers():
-        if keywords:
+        if signature.is_flat and signature.keywords:
             names = [i.name or "" for i in inputs]
             kwargs = dict(zip(names, tensors, strict=True))
             dynamic: Any = dict(zip(names, shapes, strict=True))
             program = torch.export.export(module, (), kwargs, dynamic_shapes=dynamic, strict=False)
         else:
+            # `_Rebuilt.forward` has one parameter, for all of them.
             program = torch.export.export(
-                module, tuple(tensors), dynamic_shapes=_positional(module, shapes), strict=False
+                _Rebuilt(module, signature), tuple(tensors), dynamic_shapes=(tuple(shapes),), strict=False
             )
         with sizes_kept(program):
             functional: ExportedProgram = program.run_decompositions({})
         return functional
-
-
-def _positional(module: torch.nn.Module, shapes: list[dict[int, Any]]) -> Any:
-    parameters = list(inspect.signature(module.forward).parameters.values())
-    if parameters and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
-        return (tuple(shapes),)
-    return tuple(shapes)
 
 
 @contextlib.contextmanager

@@ -99,18 +99,24 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, dtype and one range per dimension of a tensor at the edge of a model or segment."""
+    """Name, dtype and one range per dimension of a tensor at the edge of a model or segment.
+
+    `values` is the inclusive (low, high) of what a tensor may hold that stands for a whole number; None
+    where any value will do.
+    """
 
     name: str
     dtype: str
     dims: tuple[Range, ...]
+    values: tuple[int, int] | None = None
 
     def shape(self, point: str) -> tuple[int, ...]:
         """The shape at "min", "opt" or "max"."""
         return tuple(getattr(d, point) for d in self.dims)
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.dims))}]"
+        text = f"{self.name}: {self.dtype}[{', '.join(map(str, self.dims))}]"
+        return f"{text} from {self.values[0]} to {self.values[1]}" if self.values else text
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from builder.hashing import is_dense, tensor_digest
 from builder.lowering.weights import FixedWeight, WeightSpec, dtype_name, refusal
 from builder.partition.extract import assemble
 from builder.partition.plan import Segment
+from builder.tracing import own_name
 
 __all__ = ["CanonicalProgram", "canonical_program"]
 
@@ -289,7 +290,7 @@ class _Writer:
             return f"{name} = weight : {dtype}{list(shape)} strides {list(value.stride())}"
         name = self.names[node] = f"c{len(self.constants)}"
         self.constants[name] = value
-        self.fixed.append(FixedWeight(name, origin, dtype, shape, reason))
+        self.fixed.append(FixedWeight(name, own_name(origin), dtype, shape, reason))
         if value.layout is not torch.strided:
             self.unsure.append(f"the constant {origin}, whose layout is {value.layout}")
             return f"{name} = constant : {dtype}{list(shape)} {value.layout}"

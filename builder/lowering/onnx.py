@@ -27,7 +27,7 @@ from builder.partition.assign import is_compute
 from builder.partition.plan import Segment
 from builder.recurrence import whole_recurrent_layers
 from builder.shape_env import SizesNarrowed, sizes_kept
-from builder.tracing import quiet_torch
+from builder.tracing import own_name, quiet_torch
 
 __all__ = ["GRAPH_FILE", "WEIGHTS_FILE", "LoweredSegment", "LoweringFailure", "external_weights", "lower_to_onnx"]
 
@@ -200,7 +200,7 @@ def _fixed(segment: Segment, origin: str, value: ir.Value | None, reason: str) -
     tensor = program.state_dict.get(origin, program.constants.get(origin))
     # Constants are folded into what is made of them.
     name = (value.name if value is not None else None) or ""
-    return FixedWeight(name, origin, dtype_name(tensor.dtype), tuple(tensor.shape), reason)
+    return FixedWeight(name, own_name(origin), dtype_name(tensor.dtype), tuple(tensor.shape), reason)
 
 
 def _described(value: ir.Value) -> tuple[str, str, tuple[int, ...]]:

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from builder.errors import SpecError
 from builder.partition.assign import is_compute, operator_name
+from builder.tracing import own_name
 
 __all__ = ["excluded_modules", "excluded_operators"]
 
@@ -69,9 +70,10 @@ def _modules(node: torch.fx.Node) -> Iterator[tuple[str, str]]:
 
 
 def _labels(path: str, kind: str) -> Iterator[str]:
-    if path:
-        # A module that is called more than once has "@1" and so on behind its name.
-        yield re.sub(r"@\d+", "", path)
+    # A module that is called more than once has "@1" and so on behind its name.
+    name = own_name(re.sub(r"@\d+", "", path))
+    if name:
+        yield name
     yield kind
     yield kind.rpartition(".")[2]
     # Where users import torch's own from.

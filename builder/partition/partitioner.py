@@ -12,6 +12,7 @@ from torch.export.graph_signature import InputKind
 
 from builder.errors import PartitionError
 from builder.export import ExportedModel
+from builder.inputs import Input
 from builder.partition.assign import ENGINE, assign_levels, is_compute, operator_name
 from builder.partition.exclude import excluded_modules, excluded_operators
 from builder.partition.extract import Extraction
@@ -65,7 +66,7 @@ def partition(
             )
         reasons.update(found)
     plan = PartitionPlan(
-        inputs=tuple(TensorSpec(i.name or "", i.dtype, i.dims) for i in model.inputs),
+        inputs=tuple(_input_spec(i) for i in model.inputs),
         outputs=_outputs(program, model),
         segments=tuple(segments),
         fallbacks=_fallbacks(program, segments, {**assignment.left_out, **reasons}),
@@ -73,6 +74,12 @@ def partition(
     if settings.require_full_compilation and plan.fallbacks:
         raise _not_full(plan)
     return plan
+
+
+def _input_spec(item: Input) -> TensorSpec:
+    numbers = item.integer
+    values = (numbers.min, numbers.max) if numbers is not None and numbers.max is not None else None
+    return TensorSpec(item.name or "", item.dtype, item.dims, values)
 
 
 def _user_inputs(program: ExportedProgram) -> list[torch.fx.Node]:

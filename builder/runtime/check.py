@@ -47,6 +47,14 @@ def _check_tensor(spec: TensorSpec, value: Value) -> None:
             f"input {spec.name!r} has {len(value.shape)} dimensions (shape {list(value.shape)}), "
             f"the model takes {len(spec.dims)}: {spec}",
         )
+    if spec.values is not None:
+        low, high = spec.values
+        number = int(value)
+        if not low <= number <= high:
+            raise RequestError(
+                f"input {spec.name!r} is {number}, outside the range {low} to {high} that the model was built for",
+                fix=f"send a number in the range, or build again with a wider range than {low}:...:{high}",
+            )
 
 
 def _check_size(spec: TensorSpec, axis: int, size: int, dim: Range) -> None:

@@ -135,7 +135,9 @@ class Manifest:
 
 
 def _tensor(data: dict[str, Any]) -> TensorSpec:
-    return TensorSpec(data["name"], data["dtype"], tuple(Range(**d) for d in data["dims"]))
+    values = data.get("values")
+    dims = tuple(Range(**d) for d in data["dims"])
+    return TensorSpec(data["name"], data["dtype"], dims, (values[0], values[1]) if values else None)
 
 
 def _tensors(data: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:

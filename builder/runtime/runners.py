@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,6 +69,18 @@ def load_runner(segment: SegmentSpec, directory: Path, *, device: str = "cpu", t
     raise CompileError(f"no runner for the compiler {segment.compiler!r}", where=segment.name)
 
 
+@contextlib.contextmanager
+def _quiet(logger: str) -> Iterator[None]:
+    """Without warnings that are of no use to whoever serves a model."""
+    found = logging.getLogger(logger)
+    level = found.level
+    found.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        found.setLevel(level)
+
+
 class _TorchRunner:
     """A fallback segment: PyTorch runs its exported program.
 
@@ -80,7 +94,7 @@ class _TorchRunner:
 
         self._torch = torch
         self._device = device
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _quiet("torch._export.serde.serialize"):
             # Its weights are views of a read-only buffer; nothing writes into weights here.
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
             program = torch.export.load(path)

@@ -18,7 +18,7 @@ __all__ = ["Point", "corner_points", "extreme_points", "make_tensors", "opt_poin
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One size for each dynamic dimension, by the name of the dimension."""
+    """One size for each dynamic dimension, by the name of the dimension, and one value for each integer input."""
 
     sizes: Mapping[SymbolName, int]
 
@@ -33,6 +33,8 @@ def _dynamic(inputs: Sequence[Input]) -> dict[SymbolName, Range]:
         for axis, dim in enumerate(item.dims):
             if not dim.is_static:
                 found.setdefault(_label(item, axis, dim), dim)
+        if item.integer is not None and not item.integer.is_static:
+            found[item.name or ""] = item.integer
     return found
 
 
@@ -89,6 +91,8 @@ def random_points(inputs: Sequence[Input], count: int, seed: int) -> list[Point]
 
 
 def _random_size(dim: Range, generator: random.Random) -> int:
+    if dim.min == 0 and generator.random() < 0.1:
+        return 0
     low, high = max(dim.min, 1), max(_high(dim), 1)
     drawn = math.exp(generator.uniform(math.log(low), math.log(high + 1)))
     size = int(drawn) // dim.multiple * dim.multiple
@@ -112,7 +116,7 @@ def make_tensors(inputs: Sequence[Input], point: Point, seed: int) -> list[torch
     are uniform in it.
     """
     generator = torch.Generator().manual_seed(seed)
-    return [_tensor(i, [_size(i, axis, d, point) for axis, d in enumerate(i.dims)], generator) for i in inputs]
+    return [_tensor(i, point, generator) for i in inputs]
 
 
 def _size(item: Input, axis: int, dim: Range, point: Point) -> int:
@@ -124,8 +128,11 @@ def _high(dim: Range) -> int:
     return dim.max
 
 
-def _tensor(item: Input, shape: list[int], generator: torch.Generator) -> torch.Tensor:
+def _tensor(item: Input, point: Point, generator: torch.Generator) -> torch.Tensor:
+    shape = [_size(item, axis, d, point) for axis, d in enumerate(item.dims)]
     dtype: torch.dtype = getattr(torch, item.dtype)
+    if item.integer is not None:
+        return torch.tensor(point.sizes.get(item.name or "", item.integer.min), dtype=dtype)
     if DTYPES[item.dtype].floating:
         if item.value_range is None:
             return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)

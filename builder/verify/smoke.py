@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from builder.errors import ServingError
-from builder.export import EagerModel, match_inputs
-from builder.inputs import resolve_names
+from builder.export import EagerModel
 from builder.models.sources import load_model
 from builder.progress import Progress
 from builder.repository.find import newest_version
@@ -20,6 +19,7 @@ from builder.runtime.manifest import Manifest
 from builder.runtime.values import Value
 from builder.serving.client import Client
 from builder.serving.server import TritonServer
+from builder.signature import match_inputs
 from builder.spec import BuildSpec
 from builder.verify.compare import VerificationReport, verify_model
 
@@ -78,7 +78,8 @@ def smoke(spec: BuildSpec, root: Path, progress: Progress, *, urls: Mapping[str,
 def _reference(spec: BuildSpec, manifest: Manifest) -> EagerModel:
     loaded = load_model(spec.source, arguments=spec.arguments, base=spec.base)
     module = loaded.module.eval()
-    inputs, keywords = match_inputs(module, resolve_names(spec.inputs or loaded.default_inputs or ()))
+    signature = match_inputs(module, spec.inputs or loaded.default_inputs or ())
+    inputs = signature.inputs
     built = {t.name: t for t in manifest.inputs}
     if [i.name for i in inputs] != list(built):
         raise ServingError(
@@ -87,8 +88,8 @@ def _reference(spec: BuildSpec, manifest: Manifest) -> EagerModel:
             fix="build again, or name the spec that it was built from",
         )
     # The ranges that were built, with the value ranges of the spec.
-    ranged = tuple(i.with_dims(built[i.name or ""].dims) for i in inputs)
-    eager = EagerModel(module, ranged, keywords, tuple(o.tensor.name for o in manifest.outputs))
+    ranged = signature.with_inputs([i.with_dims(built[i.name or ""].dims) for i in inputs])
+    eager = EagerModel(module, ranged, tuple(o.tensor.name for o in manifest.outputs))
     if manifest.weights and eager.weights_digest() != manifest.weights:
         raise ServingError(
             f"{spec.source} has other weights now than those that {manifest.name} was built with",

@@ -19,6 +19,7 @@ import torch
 from builder.build import build
 from builder.cache.options import CacheOptions
 from builder.errors import ServingError
+from builder.inputs import Input
 from builder.progress import Silent
 from builder.serving.client import Client
 from builder.serving.install import find_server
@@ -37,6 +38,17 @@ MODELS = {
     "halves": spec("Permute", "x=bfloat16[B=1:2:4, 3]", "scalar=bfloat16[]", name="halves"),
     "scalars": spec("Permute", "x=float32[B=1:2:4, 3]", "scalar=float32[]", name="scalars"),
     "flags": spec("Permute", "x=bool[B=1:2:4, 3]", "scalar=bool[]", name="flags"),
+    "structured": spec(
+        "Structured",
+        "batch.values=float32[B=1:2:4, T=2:5:9, 8]",
+        "batch.mask=float32[B, T] in 0..1",
+        "extra.0=float32[B, T, 8]",
+        "extra.1=float32[B, T, 8]",
+        "copies=1:3:7",
+        "scale=0.5",
+        "normalise=True",
+        name="structured",
+    ),
     "minilm": find_spec("minilm", overrides={"compiler": "onnxruntime"}),
 }
 
@@ -73,7 +85,7 @@ def test_answers_match_eager_over_the_whole_range(server: TritonServer, root: Pa
     result = smoke(MODELS[name], root, Silent(), urls=urls)
     assert set(result.reports) == set(PROTOCOLS)
     for report in result.reports.values():
-        dynamic = {d.name for t in MODELS[name].inputs or () for d in t.dims if not d.is_static}
+        dynamic = {d.name for t in MODELS[name].inputs or () if isinstance(t, Input) for d in t.dims if not d.is_static}
         assert report.points >= 3 ** len(dynamic - {None})
         assert report.worst is not None
         if name != "halves":
@@ -98,6 +110,21 @@ def test_out_of_range_is_refused_by_name(
         assert said in str(caught.value)
         good = client.infer("hybrid", {"x": np.zeros((1, 2, 16), np.float32)})
         assert good["output"].shape == (1, 2, 8), "the model goes on answering"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_python_int_is_checked_too(server: TritonServer, protocol: str) -> None:
+    tensors = {
+        "batch.values": np.ones((1, 2, 8), np.float32),
+        "batch.mask": np.ones((1, 2), np.float32),
+        "extra.0": np.ones((1, 2, 8), np.float32),
+        "extra.1": np.ones((1, 2, 8), np.float32),
+    }
+    with Client(protocol, url(server, protocol)) as client:
+        given = client.infer("structured", {**tensors, "copies": np.array([7], np.int64)})
+        assert given["copies"].shape == (1, 7, 2, 4)
+        with pytest.raises(ServingError, match="input 'copies' is 8, outside the range 1 to 7"):
+            client.infer("structured", {**tensors, "copies": np.array([8], np.int64)})
 
 
 def test_many_clients_get_their_own_answers(server: TritonServer) -> None:

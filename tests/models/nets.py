@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
@@ -309,6 +311,33 @@ class Recurrent(nn.Module):
 
 def lstm() -> nn.Module:
     return Recurrent("LSTM")
+
+
+@dataclass
+class Batch:
+    """Sequences and what is valid of them."""
+
+    values: torch.Tensor
+    mask: torch.Tensor | None = None
+
+
+class Structured(nn.Module):
+    """Takes a dataclass, a list, a Python int and options; gives a dict. Between linear layers is one that ONNX lacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(
+        self, batch: Batch, extra: list[torch.Tensor], copies: int, scale: float = 1.0, normalise: bool = False
+    ) -> dict[str, torch.Tensor]:
+        x = batch.values if batch.mask is None else batch.values * batch.mask.unsqueeze(-1)
+        x = torch.special.bessel_j0(self.first(x + extra[0] - extra[1]) * scale)
+        if normalise:
+            x = x.softmax(-1)
+        x = self.second(x).unsqueeze(1).expand(-1, copies, -1, -1)
+        return {"copies": x + torch.arange(copies)[:, None, None], "mean": x.mean(1)}
 
 
 def gru() -> nn.Module:

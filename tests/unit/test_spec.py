@@ -82,7 +82,7 @@ def test_unnamed_inputs_replace_all(tmp_path: Path) -> None:
         (("min_block_size = 3", "min_block_size = 'a'"), "settings.min_block_size = 'a'", None),
         (('source = "net.py:load"', 'name = "x"'), "model.source is missing", None),
         (('source = "net.py:load"', 'source = "a:b"\nname = "a/b"'), "model.name = 'a/b'", None),
-        (('x = "float32[B=1:8:32, 16]"', "x = 3"), "inputs.x = 3", None),
+        (('x = "float32[B=1:8:32, 16]"', "x = [3]"), "inputs.x", None),
         (("[inputs]", "[inputs"), "not valid TOML", None),
     ],
 )
