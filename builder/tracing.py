@@ -18,7 +18,16 @@ from builder.shape_env import sizes_kept
 from builder.signature import Signature
 from builder.types import Range, SymbolName
 
-__all__ = ["dim_name", "dynamic_dims", "examples", "own_name", "quiet_torch", "trace", "trace_sizes"]
+__all__ = [
+    "dim_name",
+    "dynamic_dims",
+    "examples",
+    "own_name",
+    "quiet_torch",
+    "reshape_instead_of_view",
+    "trace",
+    "trace_sizes",
+]
 
 
 def trace_sizes(inputs: Sequence[Input]) -> dict[SymbolName, int]:
@@ -127,7 +136,25 @@ def trace(module: torch.nn.Module, signature: Signature, sizes: Mapping[SymbolNa
             )
         with sizes_kept(program):
             functional: ExportedProgram = program.run_decompositions({})
+        reshape_instead_of_view(functional)
         return functional
+
+
+def reshape_instead_of_view(program: ExportedProgram) -> None:
+    """Let no operator ask for strides. Works in place.
+
+    A view is right for the strides that its input had when the model was traced. A boundary tensor is contiguous,
+    and an attention kernel of another device or another decomposition may give another order; a
+    functional program has no use for a view that a reshape does not have.
+    """
+    aten = torch.ops.aten
+    for module in program.graph_module.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for view in (aten.view.default, aten._unsafe_view.default):
+            for node in module.graph.find_nodes(op="call_function", target=view):
+                node.target = aten.reshape.default
+        module.recompile()
 
 
 @contextlib.contextmanager

@@ -200,7 +200,7 @@ class _Session:
         options = {**_OPTIONS, **(_WEIGHTS_APART if tensors else {})}
         full = Path(tempfile.mkdtemp(dir=self._work)) / _PACKAGE_FILE
         try:
-            with quiet_torch(), sizes_kept(program):
+            with quiet_torch(), torch.no_grad(), sizes_kept(program):
                 if self._device != "cpu":
                     program = move_to_device_pass(program, self._device)
                 program._example_inputs = (_examples(segment, self._device), {})

@@ -99,7 +99,7 @@ def lower_to_onnx(segment: Segment, directory: Path) -> LoweredSegment:
         CompileError: when the translation has other inputs or outputs than the segment.
     """
     try:
-        with quiet_torch(), _tagged(segment), whole_recurrent_layers(), sizes_kept(segment.program):
+        with quiet_torch(), torch.no_grad(), _tagged(segment), whole_recurrent_layers(), sizes_kept(segment.program):
             exported = torch.onnx.export(
                 segment.program,
                 dynamo=True,

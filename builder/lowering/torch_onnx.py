@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from builder.partition.assign import is_compute
 from builder.recurrence import RECURRENT, whole_recurrent_layers
 from builder.shape_env import SizesNarrowed, sizes_kept
-from builder.tracing import quiet_torch
+from builder.tracing import quiet_torch, reshape_instead_of_view
 
 __all__ = ["OPSET", "decompose_for_onnx", "untranslatable"]
 
@@ -40,7 +40,7 @@ def decompose_for_onnx(program: ExportedProgram) -> ExportedProgram:
     will run it, and runs it best undecomposed.
     """
     try:
-        with quiet_torch(), whole_recurrent_layers(), sizes_kept(program):
+        with quiet_torch(), torch.no_grad(), whole_recurrent_layers(), sizes_kept(program):
             return _decomposed(program)
     except SizesNarrowed:
         # Whole, an operator takes all sizes; what the exporter cannot translate is left to PyTorch.
@@ -61,6 +61,7 @@ def _decomposed(program: ExportedProgram) -> ExportedProgram:
         whole = {_origin(n) for n in decomposed.graph.nodes if is_compute(n) and not _translation(n)[0]}
         kept = [operator for operator in table if str(operator) in whole]
         if not kept:
+            reshape_instead_of_view(decomposed)
             return decomposed
         for operator in kept:
             del table[operator]

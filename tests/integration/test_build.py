@@ -233,6 +233,26 @@ def test_json_of_the_manifest_is_plain(tmp_path: Path) -> None:
     assert to_numpy(outputs["output"]).shape == (1, 2, 8)
 
 
+def test_a_view_of_what_an_engine_gives(tmp_path: Path) -> None:
+    viewed = spec("Viewed", "x=float32[B=1:2:4, T=2:5:9, 8]", torch_executed_ops=["aten::transpose"])
+    result = build(viewed, root=tmp_path / "repo")
+    assert [s.compiler for s in result.segments] == ["torch", "onnxruntime", "torch"]
+    assert result.report.verified
+
+
+@pytest.mark.parametrize("compiler", ["onnxruntime", "torch"])
+@pytest.mark.parametrize("name", ["Branches", "Loop", "Scanned", "InPlace", "Selected", "Kept", "Optional", "Numbers"])
+def test_what_export_keeps_computes_the_same(tmp_path: Path, name: str, compiler: str) -> None:
+    """Control flow, updates in place, sizes that depend on the data, scalars: in an engine, and left to PyTorch."""
+    more = {"Optional": ["y=None"], "Numbers": ["scale=float32[]", "power=2"]}.get(name, [])
+    settings = {} if compiler == "onnxruntime" else {"min_block_size": 1000}
+    result = build(
+        spec(f"tests.models.flow:{name}", "x=float32[B=2:3:6, T=2:5:9, 8]", *more, **settings), root=tmp_path / "repo"
+    )
+    assert {s.compiler for s in result.segments} == {compiler}
+    assert result.report.verified and result.report.points >= 9
+
+
 @pytest.mark.parametrize(
     ("name", "compiler", "segments"),
     [
