@@ -19,6 +19,7 @@ from builder.cli_common import (
     ExecutedModules,
     ExecutedOps,
     Full,
+    Graph,
     Inputs,
     Json,
     MinBlock,
@@ -133,10 +134,11 @@ def plan(
     torch_executed_ops: ExecutedOps = None,
     torch_executed_modules: ExecutedModules = None,
     require_full_compilation: Full = False,
+    graph: Graph = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Dry run: show the segments, their boundary tensors, and why an operator falls back. Writes nothing."""
+    """Dry run: show the segments, their boundary tensors, and why an operator falls back. Compiles nothing."""
     spec = _spec(
         model,
         inputs=input_,
@@ -151,10 +153,16 @@ def plan(
 
     with Reporter(quiet=as_json) as reporter:
         reporter.stage("import torch")
+        from builder.drawing import check_drawing, write_drawing
+
+        if graph is not None:
+            check_drawing(graph)
         from builder.build import plan as run
         from builder.report import plan_json
 
         result = run(spec, reporter)
+    if graph is not None:
+        write_drawing(result, graph, spec.name)
     if as_json:
         print_json(plan_json(result))
     else:

@@ -23,6 +23,7 @@ __all__ = [
     "ExecutedModules",
     "ExecutedOps",
     "Full",
+    "Graph",
     "Inputs",
     "Json",
     "MinBlock",
@@ -81,6 +82,7 @@ ExecutedModules = Annotated[
 Full = Annotated[
     bool, typer.Option("--require-full-compilation", help="Fail where an operator would fall back to PyTorch.")
 ]
+Graph = Annotated[Path | None, typer.Option("--graph", help="Draw the segments into a .svg or .html file.")]
 Rtol = Annotated[float | None, typer.Option(help="Tolerance relative to an output's largest magnitude.")]
 Atol = Annotated[float | None, typer.Option(help="Absolute tolerance.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]

@@ -10,7 +10,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from builder.types import Range, SymbolName, TensorSpec, canonical_dtype
 
-__all__ = ["dim_range", "tensor_spec"]
+__all__ = ["dim_range", "expression_range", "tensor_spec"]
 
 _UNBOUNDED = 2**31
 
@@ -41,7 +41,15 @@ def dim_range(size: int | torch.SymInt, symbols: Mapping[SymbolName, Range]) -> 
     known = symbols.get(str(expression))
     if known is not None:
         return known
-    free = {s: _range_of(s, size, symbols) for s in expression.free_symbols}
+    return expression_range(expression, {s: _range_of(s, size, symbols) for s in expression.free_symbols})
+
+
+def expression_range(expression: sympy.Expr, free: Mapping[sympy.Symbol, Range]) -> Range:
+    """The range of an expression, named by itself in the names of its symbols.
+
+    Args:
+        free: the range of each of its symbols.
+    """
     bounds = bound_sympy(
         expression, {s: ValueRanges(r.min, sympy.oo if r.max is None else r.max) for s, r in free.items()}
     )

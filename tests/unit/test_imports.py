@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "builder"
 LAYERS = [
     "types", "errors", "files", "hashing", "progress", "inputs", "settings", "triton_options", "spec",
     "recurrence", "signature", "shape_env", "tracing", "explain", "export", "models", "partition", "lowering", "compilers", "cache",
-    "runtime", "repository", "serving", "verify", "engines", "build", "report", "doctor", "key_diff",
+    "runtime", "repository", "serving", "verify", "engines", "build", "report", "drawing", "doctor", "key_diff",
     "console", "console_cache", "cli_common", "cli_cache", "cli",
 ]  # fmt: skip
 
