@@ -21,7 +21,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "unet": ("x=float32[B=1:2:4, 3, H=32:64:96%16, W=32:64:96%16]",),
     "detr": ("pixel_values=float32[B=1:1:2, 3, H=64:96:160, W=64:96:160]",),
     "lstm": ("ids=int64[B=1:4:16, T=1:32:128] in 0..999",),
-    "mtcnn_proposals": ("x=float32[B=1:2:4, 3, H=12:48:96, W=12:48:96]",),
+    "mtcnn_proposals": ("x=float32[B=1:2:4, 3, H=12:48:96%2, W=12:48:96%2]",),
     "mtcnn_refinement": ("x=float32[N=1:16:64, 3, 24, 24]",),
     "minilm": ("input_ids=int64[B=1:8:32, T=8:64:256] in 0..30521", "attention_mask=int64[B, T] in 0..1"),
 }

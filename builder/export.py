@@ -162,6 +162,8 @@ def _symbols(placeholders: Sequence[torch.fx.Node], inputs: Sequence[Input]) -> 
                     f"torch.export fixes dimension {axis} of input {item.name!r} ({dim}) at {size}",
                     fix=f"declare the size {size} alone, or find what in the model needs it with TORCH_LOGS=+dynamic",
                 )
+            if dim.derived is not None:
+                continue
             (symbol,) = size.node.expr.free_symbols
             name, k = dim_name(item, axis, dim), dim.multiple
             assert dim.max is not None

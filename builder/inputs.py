@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from builder.errors import SpecError
-from builder.types import DTYPES, INT32_MAX, Range, SymbolName, canonical_dtype
+from builder.types import DTYPES, INT32_MAX, Derived, Range, SymbolName, canonical_dtype
 
 __all__ = ["Constant", "Input", "parse_dim", "parse_input", "resolve_names"]
 
@@ -28,8 +28,10 @@ _FORM = (
     "write NAME=DTYPE[DIM, ...] in LOW..HIGH, for example input_ids=int64[B=1:8:32, T=8:64:256] in 0..30521; "
     "NAME=MIN:OPT:MAX for a whole number that changes; NAME=VALUE for None, True, False, a number or a 'text' that does not"
 )
+_DERIVED = re.compile(rf"(?:(?P<factor>\d+)\s*\*\s*)?(?P<base>{_NAME})\s*(?:(?P<offset>[+-]\s*\d+))?")
 _DIM_FORM = (
     "write a number (768), MIN:OPT:MAX (1:8:32), NAME=MIN:OPT:MAX (B=1:8:32), a NAME given elsewhere (B), "
+    "a size that follows from it (2*B, B+1, 2*B-1), "
     "or MIN:OPT:MAX%K for multiples of K (H=64:256:512%16)"
 )
 
@@ -236,7 +238,7 @@ def _checked_values(label: str, dtype: str, value_range: tuple[float, float] | N
 
 
 def parse_dim(text: str, where: str) -> Range:
-    """One dimension as text: `768`, `1:8:32`, `B=1:8:32`, `H=64:256:512%16`, or `B` alone.
+    """One dimension as text: `768`, `1:8:32`, `B=1:8:32`, `H=64:256:512%16`, `B` alone, or `2*B+1`.
 
     A name alone stands for the range that another dimension of that name declares.
 
@@ -245,8 +247,14 @@ def parse_dim(text: str, where: str) -> Range:
     """
     name, eq, sizes = text.rpartition("=")
     name, sizes = name.strip(), sizes.strip()
+    elsewhere = (_DECLARED_ELSEWHERE, _DECLARED_ELSEWHERE, _DECLARED_ELSEWHERE)
     if not eq and re.fullmatch(_NAME, sizes):
-        return Range(_DECLARED_ELSEWHERE, _DECLARED_ELSEWHERE, _DECLARED_ELSEWHERE, sizes)
+        return Range(*elsewhere, sizes)
+    follows = None if eq else _DERIVED.fullmatch(sizes)
+    if follows is not None:
+        offset = int((follows["offset"] or "0").replace(" ", ""))
+        derived = Derived(follows["base"], int(follows["factor"] or 1), offset)
+        return Range(*elsewhere, str(derived), derived=derived)
     if eq and not re.fullmatch(_NAME, name):
         raise SpecError(f"{where}: {name!r} is not a name", fix=_DIM_FORM)
     sizes, percent, step = sizes.partition("%")
@@ -330,7 +338,7 @@ def resolve_names(inputs: Sequence[Input]) -> tuple[Input, ...]:
     declared: dict[SymbolName, tuple[Range, str]] = {}
     for item in inputs:
         for axis, dim in enumerate(item.dims):
-            if dim.name is None or dim.min == _DECLARED_ELSEWHERE:
+            if dim.name is None or dim.min == _DECLARED_ELSEWHERE or dim.derived is not None:
                 continue
             here = f"input {item.name or '(unnamed)'}, dimension {axis}"
             known, there = declared.setdefault(dim.name, (dim, here))
@@ -346,13 +354,30 @@ def resolve_names(inputs: Sequence[Input]) -> tuple[Input, ...]:
 
 
 def _resolved(item: Input, axis: int, dim: Range, declared: dict[SymbolName, tuple[Range, str]]) -> Range:
-    if dim.name is None or dim.min != _DECLARED_ELSEWHERE:
+    if dim.name is None or (dim.min != _DECLARED_ELSEWHERE and dim.derived is None):
         return dim
-    if dim.name not in declared:
+    where = f"input {item.name or '(unnamed)'}, dimension {axis}"
+    name = dim.derived.base if dim.derived is not None else dim.name
+    if name not in declared:
         known = ", ".join(declared) or "none"
         raise SpecError(
-            f"the dimension name {dim.name!r} has no range (declared: {known})",
-            where=f"input {item.name or '(unnamed)'}, dimension {axis}",
-            fix=f"write {dim.name}=MIN:OPT:MAX in one place",
+            f"the dimension name {name!r} has no range (declared: {known})",
+            where=where,
+            fix=f"write {name}=MIN:OPT:MAX in one place",
         )
-    return declared[dim.name][0]
+    base = declared[name][0]
+    return base if dim.derived is None else _following(base, dim.derived, where)
+
+
+def _following(base: Range, derived: Derived, where: str) -> Range:
+    assert base.max is not None
+    if base.multiple > 1 or derived.factor < 1:
+        raise SpecError(
+            f"{derived} cannot follow from {base}",
+            where=where,
+            fix="let it follow from a dimension without '%'" if derived.factor else "use a factor of 1 or more",
+        )
+    low, opt, high = (derived.at(size) for size in (base.min, base.opt, base.max))
+    if low < 1 or high > INT32_MAX:
+        raise SpecError(f"{derived} goes from {low} to {high} for {base}", where=where, fix="use sizes of 1 or more")
+    return Range(low, opt, high, str(derived), derived=derived)

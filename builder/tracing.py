@@ -54,10 +54,10 @@ def trace_sizes(inputs: Sequence[Input]) -> dict[SymbolName, int]:
 
 
 def dynamic_dims(inputs: Sequence[Input]) -> Iterator[tuple[Input, int, Range]]:
-    """Every dimension that is not static, with its input and axis."""
+    """Every dimension with a size of its own that is not static, with its input and axis."""
     for item in inputs:
         for axis, dim in enumerate(item.dims):
-            if not dim.is_static:
+            if not dim.is_static and dim.derived is None:
                 yield item, axis, dim
 
 
@@ -71,12 +71,20 @@ def examples(inputs: Sequence[Input], sizes: Mapping[SymbolName, int]) -> list[t
     # Distinct tensors, since torch.export takes one tensor passed twice for one input.
     return [
         torch.full(
-            [d.min if d.is_static else sizes[dim_name(i, axis, d)] for axis, d in enumerate(i.dims)],
+            [_size(i, axis, d, sizes) for axis, d in enumerate(i.dims)],
             i.integer.opt if i.integer else i.value_range[0] if i.value_range else 0,
             dtype=getattr(torch, i.dtype),
         )
         for i in inputs
     ]
+
+
+def _size(item: Input, axis: int, dim: Range, sizes: Mapping[SymbolName, int]) -> int:
+    if dim.is_static:
+        return dim.min
+    if dim.derived is not None:
+        return dim.derived.at(sizes[dim.derived.base])
+    return sizes[dim_name(item, axis, dim)]
 
 
 def _dynamic_shapes(inputs: Sequence[Input]) -> list[dict[int, Any]]:
@@ -91,6 +99,10 @@ def _dynamic_shapes(inputs: Sequence[Input]) -> list[dict[int, Any]]:
             dims[name] = dim.multiple * base
         else:
             dims[name] = Dim(name, min=dim.min, max=dim.max)
+    for dim in (d for i in inputs for d in i.dims if d.derived is not None and not d.is_static):
+        assert dim.derived is not None
+        scaled = dims[dim.derived.base] if dim.derived.factor == 1 else dim.derived.factor * dims[dim.derived.base]
+        dims[dim.name or ""] = scaled + dim.derived.offset if dim.derived.offset else scaled
     return [{axis: dims[dim_name(i, axis, d)] for axis, d in enumerate(i.dims) if not d.is_static} for i in inputs]
 
 

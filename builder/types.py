@@ -6,7 +6,17 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["DTYPES", "INT32_MAX", "DType", "OutputSpec", "Range", "SymbolName", "TensorSpec", "canonical_dtype"]
+__all__ = [
+    "DTYPES",
+    "INT32_MAX",
+    "DType",
+    "Derived",
+    "OutputSpec",
+    "Range",
+    "SymbolName",
+    "TensorSpec",
+    "canonical_dtype",
+]
 
 SymbolName: TypeAlias = str
 
@@ -68,11 +78,28 @@ def canonical_dtype(dtype: object) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Derived:
+    """A size that follows from another: `factor * base + offset`."""
+
+    base: SymbolName
+    factor: int = 1
+    offset: int = 0
+
+    def at(self, size: int) -> int:
+        """The size where the base has the given one."""
+        return self.factor * size + self.offset
+
+    def __str__(self) -> str:
+        text = self.base if self.factor == 1 else f"{self.factor}*{self.base}"
+        return f"{text}{self.offset:+d}" if self.offset else text
+
+
+@dataclass(frozen=True, slots=True)
 class Range:
     """Inclusive sizes (min, opt, max) of one dimension; equal names mean equal sizes.
 
     Every size is a multiple of `multiple`. `max` is None only for an output whose size depends on
-    the data and has no known bound.
+    the data and has no known bound. `derived` says how the size follows from that of another dimension.
     """
 
     min: int
@@ -80,6 +107,7 @@ class Range:
     max: int | None
     name: SymbolName | None = None
     multiple: int = 1
+    derived: Derived | None = None
 
     @property
     def is_static(self) -> bool:
@@ -89,6 +117,8 @@ class Range:
         return self.min <= size and (self.max is None or size <= self.max) and size % self.multiple == 0
 
     def __str__(self) -> str:
+        if self.derived is not None:
+            return str(self.derived)
         if self.is_static:
             return str(self.min)
         text = f"{self.min}:{self.opt}:{'?' if self.max is None else self.max}"

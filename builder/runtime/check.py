@@ -37,6 +37,20 @@ def check_request(inputs: Sequence[TensorSpec], request: Mapping[str, Value]) ->
                 raise RequestError(
                     f"{here} is {size}, but {there} is {known}; both are {dim.name} and must be equal",
                 )
+    _check_derived(inputs, sizes)
+
+
+def _check_derived(inputs: Sequence[TensorSpec], sizes: Mapping[str, tuple[int, str]]) -> None:
+    for dim in (d for spec in inputs for d in spec.dims):
+        if dim.derived is None or dim.derived.base not in sizes:
+            continue
+        size, here = sizes[dim.name or ""]
+        base, there = sizes[dim.derived.base]
+        if size != dim.derived.at(base):
+            raise RequestError(
+                f"{here} is {size}, but must be {dim.derived.at(base)}: it is {dim.derived}, and "
+                f"{there} ({dim.derived.base}) is {base}",
+            )
 
 
 def _check_tensor(spec: TensorSpec, value: Value) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.errors import RepositoryError
-from builder.types import OutputSpec, Range, TensorSpec
+from builder.types import Derived, OutputSpec, Range, TensorSpec
 
 __all__ = ["MANIFEST_NAME", "SCHEMA", "FileDigest", "Manifest", "SegmentSpec"]
 
@@ -136,8 +136,13 @@ class Manifest:
 
 def _tensor(data: dict[str, Any]) -> TensorSpec:
     values = data.get("values")
-    dims = tuple(Range(**d) for d in data["dims"])
+    dims = tuple(_range(d) for d in data["dims"])
     return TensorSpec(data["name"], data["dtype"], dims, (values[0], values[1]) if values else None)
+
+
+def _range(data: dict[str, Any]) -> Range:
+    derived = data.get("derived")
+    return Range(**{**data, "derived": Derived(**derived) if derived else None})
 
 
 def _tensors(data: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:

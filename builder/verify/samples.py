@@ -31,7 +31,7 @@ def _dynamic(inputs: Sequence[Input]) -> dict[SymbolName, Range]:
     found: dict[SymbolName, Range] = {}
     for item in inputs:
         for axis, dim in enumerate(item.dims):
-            if not dim.is_static:
+            if not dim.is_static and dim.derived is None:
                 found.setdefault(_label(item, axis, dim), dim)
         if item.integer is not None and not item.integer.is_static:
             found[item.name or ""] = item.integer
@@ -120,7 +120,11 @@ def make_tensors(inputs: Sequence[Input], point: Point, seed: int) -> list[torch
 
 
 def _size(item: Input, axis: int, dim: Range, point: Point) -> int:
-    return dim.min if dim.is_static else point.sizes[_label(item, axis, dim)]
+    if dim.is_static:
+        return dim.min
+    if dim.derived is not None:
+        return dim.derived.at(point.sizes[dim.derived.base])
+    return point.sizes[_label(item, axis, dim)]
 
 
 def _high(dim: Range) -> int:

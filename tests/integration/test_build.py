@@ -233,6 +233,21 @@ def test_json_of_the_manifest_is_plain(tmp_path: Path) -> None:
     assert to_numpy(outputs["output"]).shape == (1, 2, 8)
 
 
+def test_sizes_that_follow_from_others(tmp_path: Path) -> None:
+    follows = spec("Follows", "x=float32[B=1:2:4, T=2:5:9]", "y=float32[B, 2*T]", "m=float32[B, T+1]")
+    result = build(follows, root=tmp_path / "repo")
+    assert result.report.verified and result.report.points >= 9
+    first, second = (o.tensor for o in result.plan.outputs)
+    assert (first.shape("min"), first.shape("max")) == ((1, 4), (4, 18))
+    assert second.dims == result.plan.inputs[0].dims
+    assert Manifest.read(result.publication.path).inputs == result.plan.inputs
+    model = published(result)
+    tensors = {"x": np.ones((2, 5), np.float32), "m": np.ones((2, 6), np.float32)}
+    assert model({**tensors, "y": np.ones((2, 10), np.float32)})["output_0"].shape == (2, 10)
+    with pytest.raises(RequestError, match=r"is 9, but must be 10: it is 2\*T"):
+        model({**tensors, "y": np.ones((2, 9), np.float32)})
+
+
 def test_a_view_of_what_an_engine_gives(tmp_path: Path) -> None:
     viewed = spec("Viewed", "x=float32[B=1:2:4, T=2:5:9, 8]", torch_executed_ops=["aten::transpose"])
     result = build(viewed, root=tmp_path / "repo")

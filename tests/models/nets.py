@@ -321,6 +321,13 @@ class Viewed(nn.Module):
         return torch.special.bessel_j0(y.transpose(1, 2).reshape(x.shape[0], -1))
 
 
+class Follows(nn.Module):
+    """Sizes that follow from others: twice as long, one more."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, m: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.special.bessel_j0(x.repeat(1, 2) + y).cumsum(1), (m[:, :-1] * x).softmax(1)
+
+
 @dataclass
 class Batch:
     """Sequences and what is valid of them."""

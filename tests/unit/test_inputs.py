@@ -119,3 +119,33 @@ def test_membership() -> None:
     assert 24 not in Range(16, 64, 256, "H", 16)
     assert 257 not in Range(1, 2, 256)
     assert 10**9 in Range(0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [("2*T", (4, 10, 18)), ("T+1", (3, 6, 10)), ("T-1", (1, 4, 8)), ("3 * T - 2", (4, 13, 25))],
+)
+def test_a_size_that_follows_from_another(text: str, sizes: tuple[int, int, int]) -> None:
+    given = [parse_input(f"y=float32[{text}]"), parse_input("x=float32[T=2:5:9]")]
+    for resolved in (resolve_names(given), resolve_names(resolve_names(given))):
+        (dim,) = resolved[0].dims
+        assert (dim.min, dim.opt, dim.max) == sizes
+        assert str(resolved[0]) == f"y=float32[{text.replace(' ', '')}]"
+    narrowed = resolve_names([resolved[0], parse_input("x=float32[T=3:3:4]")])
+    assert narrowed[0].dims[0].opt < sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["y=float32[2*T]"], "the dimension name 'T' has no range"),
+        (["y=float32[T-2]", "x=float32[T=2:5:9]"], "T-2 goes from 0 to 7"),
+        (["y=float32[0*T]", "x=float32[T=2:5:9]"], "0*T cannot follow from"),
+        (["y=float32[2*T]", "x=float32[T=2:4:8%2]"], "2*T cannot follow from T=2:4:8%2"),
+        (["y=float32[T*2]", "x=float32[T=2:4:8]"], "cannot read the size 'T*2'"),
+    ],
+)
+def test_a_size_that_cannot_follow(texts: list[str], said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        resolve_names([parse_input(t) for t in texts])
+    assert said in caught.value.what

@@ -10,20 +10,25 @@ import pytest
 from builder.errors import RequestError
 from builder.runtime.check import check_request
 from builder.runtime.triton import instance_device
-from builder.types import Range, TensorSpec
+from builder.types import Derived, Range, TensorSpec
 
 INPUTS = (
     TensorSpec("ids", "int64", (Range(1, 8, 32, "B"), Range(8, 64, 256, "T"))),
     TensorSpec("image", "float32", (Range(1, 8, 32, "B"), Range(3, 3, 3), Range(16, 32, 64, "H", 16))),
     TensorSpec("scale", "float32", ()),
+    TensorSpec("targets", "float32", (Range(17, 129, 513, "2*T+1", derived=Derived("T", 2, 1)),)),
+    TensorSpec("steps", "int64", (), (1, 9)),
 )
 
 
 def request(ids: tuple[int, ...] = (2, 8), image: tuple[int, ...] = (2, 3, 16), **extra: Any) -> dict[str, Any]:
+    length = min(max(2 * ids[-1] + 1, 17), 513)
     return {
         "ids": np.zeros(ids, np.int64),
         "image": np.zeros(image, np.float32),
         "scale": np.zeros((), np.float32),
+        "targets": np.zeros((length,), np.float32),
+        "steps": np.array(4),
         **extra,
     }
 
@@ -48,6 +53,12 @@ def test_in_range(size: tuple[int, int, int]) -> None:
         (request(ids=(2, 8), **{"scale": np.zeros((1,), np.float32)}), "input 'scale' has 1 dimensions"),
         ({**request(), "ids": np.zeros((2, 8), np.int32)}, "input 'ids' has dtype int32, the model takes int64"),
         (request(**{"mask": np.zeros(1)}), "'mask' is not an input"),
+        (
+            request(targets=np.zeros(19, np.float32)),
+            "dimension 0 of input 'targets' is 19, but must be 17: it is 2*T+1, and dimension 1 of input 'ids' (T) is 8",
+        ),
+        (request(steps=np.array(10)), "input 'steps' is 10, outside the range 1 to 9"),
+        (request(steps=np.array(0)), "input 'steps' is 0, outside the range 1 to 9"),
     ],
 )
 def test_out_of_range(wrong: dict[str, Any], said: str) -> None:
