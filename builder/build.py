@@ -35,6 +35,7 @@ from builder.repository.staging import check_writable
 from builder.repository.templates import render
 from builder.runtime.manifest import Manifest
 from builder.runtime.model import RuntimeModel
+from builder.runtime.precision import keep_float32
 from builder.spec import BuildSpec
 from builder.verify.compare import VerificationReport, verify_model
 from builder.verify.samples import Point, extreme_points, make_tensors
@@ -142,6 +143,9 @@ def build(
         session = _session(compiler, work, progress)
         exported = load_exported(spec, clock)
         device = _device(compiler)
+        if device not in (None, "cpu"):
+            # What is compared with eager PyTorch here is computed as it will be when it is served.
+            keep_float32()
         engines = EngineCache(cache or CacheOptions.resolve(), work, progress.warn, progress.note)
         segments = SegmentCompiler(compiler, session, engines, _origin(spec), work, device, progress)
         split, compiled = _partition_and_compile(exported, spec, session, segments, clock)

@@ -33,19 +33,30 @@ def sizes_kept(program: ExportedProgram) -> Iterator[None]:
     if environment is None:
         yield
         return
-    replacements, ranges = dict(environment.replacements), dict(environment.var_to_range)
-    before = _bounds(program)
+    # Of these symbols alone: retracing rightly replaces those that it makes up for sizes that depend on data.
+    symbols = {s for size in _sizes(program) for s in size.node._expr.free_symbols}
+    before = {s: (environment.replacements.get(s), environment.var_to_range.get(s)) for s in symbols}
+    narrowed = {}
     try:
         yield
     finally:
-        after = _bounds(program)
-        environment.replacements.clear()
-        environment.replacements.update(replacements)
-        environment.var_to_range.update(ranges)
-        environment._update_version_counter()
-    narrowed = {name: now for name, now in after.items() if before.get(name, now) != now}
+        for symbol, (replaced, bounds) in before.items():
+            now = (environment.replacements.get(symbol), environment.var_to_range.get(symbol))
+            if now != (replaced, bounds):
+                narrowed[str(symbol)] = str(now[1] if now[0] is None else now[0])
+                _put_back(environment.replacements, symbol, replaced)
+                _put_back(environment.var_to_range, symbol, bounds)
+        if narrowed:
+            environment._update_version_counter()
     if narrowed:
         raise SizesNarrowed(narrowed)
+
+
+def _put_back(table: dict[Any, Any], key: Any, value: Any) -> None:
+    if value is None:
+        table.pop(key, None)
+    else:
+        table[key] = value
 
 
 def _sizes(program: ExportedProgram) -> Iterator[torch.SymInt]:
@@ -59,14 +70,3 @@ def _sizes(program: ExportedProgram) -> Iterator[torch.SymInt]:
 def _environment(program: ExportedProgram) -> Any:
     size = next(_sizes(program), None)
     return None if size is None else size.node.shape_env
-
-
-def _bounds(program: ExportedProgram) -> dict[str, str]:
-    """Bounds of each symbol of the program's inputs, or what it was replaced by."""
-    found: dict[str, str] = {}
-    for size in _sizes(program):
-        environment = size.node.shape_env
-        for symbol in size.node._expr.free_symbols:
-            replaced = environment.replacements.get(symbol)
-            found[str(symbol)] = str(environment.bound_sympy(symbol) if replaced is None else replaced)
-    return found

@@ -11,6 +11,7 @@ import numpy as np
 from builder.errors import BuilderError
 from builder.runtime.manifest import Manifest
 from builder.runtime.model import RuntimeModel
+from builder.runtime.precision import keep_float32
 from builder.runtime.values import Value, to_numpy
 from builder.types import TensorSpec
 
@@ -31,10 +32,13 @@ class TritonModel:
         self._utils = utils
         self._manifest = Manifest.read(directory)
         instances = sum(int(group.get("count", 1)) for group in config.get("instance_group", ())) or 1
+        device = instance_device(kind, device_id, self._manifest.target)
+        if device != "cpu":
+            keep_float32()
         self._model = RuntimeModel(
             directory,
             manifest=self._manifest,
-            device=instance_device(kind, device_id, self._manifest.target),
+            device=device,
             threads=_threads(instances),
         )
 

@@ -16,6 +16,7 @@ import torch.fx.experimental.symbolic_shapes
 from builder.build import build
 from builder.compilers.inductor import InductorCompiler
 from builder.runtime.model import RuntimeModel
+from builder.runtime.values import to_torch
 from tests.integration.test_build import HYBRID, spec
 from tests.models.nets import hybrid
 
@@ -75,7 +76,7 @@ def test_nothing_is_done_twice(
     torch._dynamo.utils.counters.clear()
     for batch, length in SIZES:
         x = torch.randn(batch, length, 16)
-        output = torch.as_tensor(model({"x": x.numpy()})["output"])
+        output = to_torch(model({"x": x.numpy()})["output"]).cpu()
         with torch.inference_mode():
             torch.testing.assert_close(output, net(x), rtol=1e-4, atol=1e-5)
     assert counter.calls == []
