@@ -19,7 +19,7 @@ from builder.signature import Signature, match_inputs
 from builder.tracing import dim_name, own_name, trace, trace_sizes
 from builder.types import Range, SymbolName
 
-__all__ = ["EagerModel", "ExportedModel", "export_model"]
+__all__ = ["EagerModel", "ExportedModel", "export_model", "integer_symbols"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def export_model(
     return ExportedModel(
         eager=EagerModel(module, signature, _name_outputs(program, output_names)),
         program=program,
-        symbols=_symbols(placeholders, ordered),
+        symbols={**_symbols(placeholders, ordered), **integer_symbols(program, ordered)},
         notes=tuple(notes),
     )
 
@@ -171,20 +171,21 @@ def _symbols(placeholders: Sequence[torch.fx.Node], inputs: Sequence[Input]) -> 
                 symbols[str(symbol)] = Range(dim.min, dim.opt, dim.max, name)
             else:
                 symbols[str(symbol)] = Range(dim.min // k, dim.opt // k, dim.max // k, f"({name}/{k})")
-        if item.integer is not None:
-            symbols.update(_integer_symbol(node, item))
     return symbols
 
 
-def _integer_symbol(placeholder: torch.fx.Node, item: Input) -> dict[SymbolName, Range]:
-    """The symbol that torch has made for the value of a Python int."""
-    numbers = item.integer
-    assert numbers is not None
-    return {
-        str(user.meta["val"].node.expr): Range(numbers.min, numbers.opt, numbers.max, item.name)
-        for user in placeholder.users
-        if isinstance(user.meta.get("val"), torch.SymInt) and user.meta["val"].node.expr.is_symbol
-    }
+def integer_symbols(program: ExportedProgram, inputs: Sequence[Input]) -> dict[SymbolName, Range]:
+    """The range of each symbol that stands for the value of a Python int. Every retracing makes up others."""
+    found: dict[SymbolName, Range] = {}
+    for node, item in zip(_user_placeholders(program), inputs, strict=True):
+        numbers = item.integer
+        if numbers is None:
+            continue
+        for user in node.users:
+            value = user.meta.get("val")
+            if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
+                found[str(value.node.expr)] = Range(numbers.min, numbers.opt, numbers.max, item.name)
+    return found
 
 
 def _refuse_mutation(program: ExportedProgram) -> None:

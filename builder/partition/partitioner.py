@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from builder.errors import PartitionError
-from builder.export import ExportedModel
+from builder.export import ExportedModel, integer_symbols
 from builder.inputs import Input
 from builder.partition.assign import ENGINE, assign_levels, is_compute, operator_name
 from builder.partition.exclude import excluded_modules, excluded_operators
@@ -44,6 +45,7 @@ def partition(
             everything that does.
     """
     program = oracle.prepare(model.program)
+    model = dataclasses.replace(model, symbols={**model.symbols, **integer_symbols(program, model.inputs)})
     reasons = {
         **excluded_operators(program, settings.torch_executed_ops),
         **excluded_modules(program, settings.torch_executed_modules),

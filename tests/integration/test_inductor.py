@@ -40,17 +40,20 @@ def test_boundaries_are_contiguous_whatever_eager_makes_of_them(tmp_path: Path) 
     assert result.report.verified
 
 
-def test_a_python_int_becomes_a_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("compiler", "segments"), [("inductor", ["inductor"]), ("onnxruntime", ["onnxruntime", "torch", "onnxruntime"])]
+)
+def test_a_python_int_becomes_a_size(tmp_path: Path, compiler: str, segments: list[str]) -> None:
     structured = spec(
         "Structured",
         "batch.values=float32[B=1:2:4, T=2:5:9, 8]",
         "extra.0=float32[B, T, 8]",
         "extra.1=float32[B, T, 8]",
         "copies=1:3:7",
-        compiler="inductor",
+        compiler=compiler,
     )
     result = build(structured, root=tmp_path / "repo")
-    assert [s.compiler for s in result.segments] == ["inductor"]
+    assert [s.compiler for s in result.segments] == segments
     assert result.report.verified and result.report.points == 31
     (shape,) = (o.tensor.dims for o in result.plan.outputs if o.tensor.name == "copies")
     assert (shape[1].min, shape[1].opt, shape[1].max) == (1, 3, 7)
