@@ -58,8 +58,9 @@ check: $(READY_DEV)
 	$(BIN)/ruff check builder tests benchmarks examples
 	$(BIN)/mypy
 
+# Files run side by side, so each needs no threads of its own.
 test: check
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 bench: $(READY_DEV)
 	$(BIN)/python -m benchmarks

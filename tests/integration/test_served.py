@@ -49,7 +49,11 @@ MODELS = {
         "normalise=True",
         name="structured",
     ),
-    "minilm": find_spec("minilm", overrides={"compiler": "onnxruntime"}),
+    "minilm": find_spec(
+        "minilm",
+        inputs=["input_ids=int64[B=1:2:4, T=8:16:64] in 0..30521", "attention_mask=int64[B, T] in 0..1"],
+        overrides={"compiler": "onnxruntime"},
+    ),
 }
 
 
