@@ -15,7 +15,7 @@ from builder.errors import BuilderError, ExportError, SpecError
 from builder.explain import check_runs, explained
 from builder.hashing import Digest, tensor_bytes
 from builder.inputs import Constant, Input
-from builder.signature import Signature, match_inputs
+from builder.signature import Signature, listed, match_inputs
 from builder.tracing import dim_name, own_name, trace, trace_sizes
 from builder.types import Range, SymbolName
 
@@ -128,11 +128,6 @@ def export_model(
     )
 
 
-def _listed(names: object) -> str:
-    text = ", ".join(repr(n) for n in names)  # type: ignore[attr-defined]
-    return text or "none"
-
-
 def _export(module: torch.nn.Module, signature: Signature) -> ExportedProgram:
     sizes = trace_sizes(signature.inputs)
     try:
@@ -237,13 +232,13 @@ def _name_outputs(program: ExportedProgram, wanted: Sequence[str] | None) -> tup
     if wanted is not None:
         if len(wanted) != len(kept):
             raise SpecError(
-                f"{len(wanted)} output names are given, but the model returns {len(kept)} tensors: {_listed(kept)}",
+                f"{len(wanted)} output names are given, but the model returns {len(kept)} tensors: {listed(kept)}",
                 fix="give one name per output, in order",
             )
         kept = list(wanted)
     double = {n for n in kept if kept.count(n) > 1}
     if double:
-        raise SpecError(f"two outputs are named {_listed(sorted(double))}", fix="give each output its own name")
+        raise SpecError(f"two outputs are named {listed(sorted(double))}", fix="give each output its own name")
     return tuple(kept)
 
 

@@ -38,15 +38,14 @@ def whole_recurrent_layers() -> Iterator[None]:
 @contextlib.contextmanager
 def _whole(operator: torch._ops.OpOverload) -> Iterator[None]:
     kernels = dict(operator.py_kernels)
-    shapes = _lstm_shapes if operator is _aten.lstm.input else _shapes
 
     def fake(mode: Any, function: object, *args: Any, **kwargs: Any) -> Any:
         with mode:
-            return shapes(*args, **kwargs)
+            return _shapes(*args, **kwargs)
 
-    _replace_kernels(operator, {DispatchKey.CompositeImplicitAutograd: shapes, DispatchKey.Autograd: shapes})
+    _replace_kernels(operator, {DispatchKey.CompositeImplicitAutograd: _shapes, DispatchKey.Autograd: _shapes})
     op_implementations_dict[operator] = fake
-    torch._decomp.meta_table[operator] = shapes
+    torch._decomp.meta_table[operator] = _shapes
     try:
         yield
     finally:
@@ -63,23 +62,9 @@ def _replace_kernels(operator: torch._ops.OpOverload, kernels: dict[Any, Callabl
     operator._dispatch_cache.clear()
 
 
-def _lstm_shapes(
-    x: torch.Tensor,
-    states: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
-    has_biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _output(x, states[0], bidirectional), torch.empty_like(states[0]), torch.empty_like(states[1])
-
-
 def _shapes(
     x: torch.Tensor,
-    state: torch.Tensor,
+    states: torch.Tensor | Sequence[torch.Tensor],
     weights: Sequence[torch.Tensor],
     has_biases: bool,
     layers: int,
@@ -87,10 +72,11 @@ def _shapes(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _output(x, state, bidirectional), torch.empty_like(state)
+) -> tuple[torch.Tensor, ...]:
+    """The output [first, second, directions * state's size], and the last states; an LSTM has two, the others one.
 
-
-def _output(x: torch.Tensor, state: torch.Tensor, bidirectional: bool) -> torch.Tensor:
-    """[first, second, directions * state's size]; sequence and batch stay in the order in which they come."""
-    return x.new_empty((x.shape[0], x.shape[1], state.shape[2] * (2 if bidirectional else 1)))
+    Sequence and batch stay in the order in which they come.
+    """
+    given = [states] if isinstance(states, torch.Tensor) else states
+    output = x.new_empty((x.shape[0], x.shape[1], given[0].shape[2] * (2 if bidirectional else 1)))
+    return output, *map(torch.empty_like, given)

@@ -29,12 +29,13 @@ def sizes_kept(program: ExportedProgram) -> Iterator[None]:
     Raises:
         SizesNarrowed: when it would have; what was known is put back.
     """
-    environment = _environment(program)
-    if environment is None:
+    sizes = list(_sizes(program))
+    if not sizes:
         yield
         return
+    environment = sizes[0].node.shape_env
     # Of these symbols alone: retracing rightly replaces those that it makes up for sizes that depend on data.
-    symbols = {s for size in _sizes(program) for s in size.node._expr.free_symbols}
+    symbols = {s for size in sizes for s in size.node._expr.free_symbols}
     before = {s: (environment.replacements.get(s), environment.var_to_range.get(s)) for s in symbols}
     narrowed = {}
     try:
@@ -65,8 +66,3 @@ def _sizes(program: ExportedProgram) -> Iterator[torch.SymInt]:
         for size in value.shape if isinstance(value, torch.Tensor) else ():
             if isinstance(size, torch.SymInt):
                 yield size
-
-
-def _environment(program: ExportedProgram) -> Any:
-    size = next(_sizes(program), None)
-    return None if size is None else size.node.shape_env

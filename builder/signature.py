@@ -12,7 +12,7 @@ import difflib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,7 +21,7 @@ import torch
 from builder.errors import SpecError
 from builder.inputs import Constant, Input, resolve_names
 
-__all__ = ["Signature", "match_inputs"]
+__all__ = ["Signature", "listed", "match_inputs"]
 
 Given: TypeAlias = "Input | Constant"
 
@@ -119,7 +119,7 @@ def match_inputs(module: torch.nn.Module, given: Sequence[Given]) -> Signature:
     if missing:
         names = [i.name for items in groups.values() for _, i in items]
         raise SpecError(
-            f"no input is given for {_listed(missing)}; given: {_listed(names)}",
+            f"no input is given for {listed(missing)}; given: {listed(names)}",
             where=where,
             fix="\n".join(f"add --input '{name}=DTYPE[SIZES]'" for name in missing),
         )
@@ -146,7 +146,7 @@ def _by_parameter(parameters: Sequence[inspect.Parameter], given: Sequence[Given
         name, *way = (item.name or "").split(".")
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"the parameters are {_listed(names)}"
+            hint = f"did you mean {close[0]!r}?" if close else f"the parameters are {listed(names)}"
             raise SpecError(f"`forward` has no parameter {name!r}", where=where, fix=hint)
         items = groups.setdefault(name, [])
         if any(known == way for known, _ in items):
@@ -198,12 +198,12 @@ def _container(
                 raise SpecError(
                     f"{path!r} is a {kind.__name__}, which has no field {key!r}",
                     where=where,
-                    fix=f"did you mean '{path}.{close[0]}'?" if close else f"its fields are {_listed(known)}",
+                    fix=f"did you mean '{path}.{close[0]}'?" if close else f"its fields are {listed(known)}",
                 )
         missing = [f for f in required if f not in keys]
         if missing:
             raise SpecError(
-                f"{path!r} is a {kind.__name__}, and nothing is given for {_listed(missing)}",
+                f"{path!r} is a {kind.__name__}, and nothing is given for {listed(missing)}",
                 where=where,
                 fix="\n".join(f"add --input '{path}.{name}=DTYPE[SIZES]', or '{path}.{name}=None'" for name in missing),
             )
@@ -251,6 +251,7 @@ def _unwrapped(annotation: Any) -> Any:
     return annotation
 
 
-def _listed(names: object) -> str:
-    text = ", ".join(repr(n) for n in names)  # type: ignore[attr-defined]
+def listed(names: Iterable[object]) -> str:
+    """Names as they stand in a message."""
+    text = ", ".join(map(repr, names))
     return text or "none"

@@ -5,6 +5,7 @@ Weights go with their users and sizes are recomputed inside, so that only tensor
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -142,7 +143,7 @@ class Extraction:
         """A tensor that the segment has anyway with a dimension of exactly this size."""
         if expression is None:
             return None
-        for original in (*self._copies, *self._crossing):
+        for original in itertools.chain(self._copies, self._crossing):
             value = original.meta.get("val")
             if not isinstance(value, torch.Tensor) or original in self._weights:
                 continue
