@@ -24,7 +24,7 @@ def measure() -> list[Figure]:
     from builder.signature import Signature
 
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
-    eager = EagerModel(model, Signature((), (), True), ())
+    eager = EagerModel(model, Signature((), (), True), (), ((),))
     tensors = [t.detach().reshape(-1).view(torch.uint8).numpy() for t in model.state_dict().values()]
 
     def library() -> None:

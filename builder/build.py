@@ -76,7 +76,9 @@ def load_exported(spec: BuildSpec, progress: Progress | None = None) -> Exported
     for note in loaded.notes:
         progress.note(note)
     progress.stage("export")
-    exported = export_model(loaded.module, inputs, output_names=spec.outputs)
+    exported = export_model(
+        loaded.module, inputs, output_names=spec.outputs, profiles=spec.profiles, bounds=spec.bounds
+    )
     for note in exported.notes:
         progress.note(note)
     return exported
@@ -271,6 +273,7 @@ def _manifest(
         weights=exported.eager.weights_digest(),
         command=command,
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        profiles=split.profiles if len(split.profiles) > 1 else (),
     )
 
 
@@ -311,15 +314,16 @@ def _device(compiler: Compiler) -> str | None:
 
 
 def _warmup(exported: ExportedModel, spec: BuildSpec) -> tuple[WarmupSample, ...]:
-    """Real in-range samples at min, opt and max of all dimensions together."""
+    """Real in-range samples at min, opt and max of all dimensions together, in each profile."""
     samples = []
-    for name, point in extreme_points(exported.inputs).items():
-        tensors = make_tensors(exported.inputs, point, spec.settings.verify.seed)
-        if sum(t.nbytes for t in tensors) <= _WARMUP_LIMIT:
-            named = zip(exported.inputs, tensors, strict=True)
-            samples.append(
-                WarmupSample(name, {i.name or "": WarmupTensor(i.dtype, tuple(t.shape), _bytes(t)) for i, t in named})
-            )
+    for index, inputs in enumerate(exported.profiles):
+        prefix = f"profile_{index}_" if len(exported.profiles) > 1 else ""
+        for name, point in extreme_points(inputs).items():
+            tensors = make_tensors(inputs, point, spec.settings.verify.seed)
+            if sum(t.nbytes for t in tensors) <= _WARMUP_LIMIT:
+                named = zip(inputs, tensors, strict=True)
+                given = {i.name or "": WarmupTensor(i.dtype, tuple(t.shape), _bytes(t)) for i, t in named}
+                samples.append(WarmupSample(f"{prefix}{name}", given))
     return tuple(samples)
 
 

@@ -16,6 +16,7 @@ from builder.errors import BuilderError, VerificationError
 
 __all__ = [
     "Atol",
+    "Bounds",
     "CacheDir",
     "CacheSize",
     "CompilerName",
@@ -30,6 +31,7 @@ __all__ = [
     "Model",
     "Name",
     "OutputNames",
+    "Profiles",
     "Remote",
     "RemoteReadonly",
     "Root",
@@ -72,6 +74,22 @@ Remote = Annotated[
 RemoteReadonly = Annotated[bool, typer.Option("--remote-readonly", help="Take engines from the remote, send none.")]
 CompilerName = Annotated[str | None, typer.Option("--compiler", help="auto, onnxruntime, tensorrt_rtx, inductor, ...")]
 MinBlock = Annotated[int | None, typer.Option(help="Leave engine segments with fewer operators to PyTorch.")]
+Profiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--profile",
+        metavar="TEXT",
+        help="An optimization profile, for example 'B=1, T=8:64:256'. Repeat for each.",
+    ),
+]
+Bounds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--bound",
+        metavar="TEXT",
+        help="The range of an output's size that depends on the data, for example 'boxes[0]=0:100:300'. Repeat for each.",
+    ),
+]
 ExecutedOps = Annotated[
     list[str] | None, typer.Option("--torch-executed-ops", help="An operator that PyTorch runs, e.g. aten::gelu.")
 ]

@@ -175,6 +175,7 @@ def show_plan(plan: PartitionPlan) -> None:
     """Every segment, what is in it, its boundary tensors, and why each fallback operator is one."""
     out = output()
     _show_tensors("Inputs", plan.inputs, out)
+    _show_profiles(plan.profiles, out)
     table = make_table("Segments", "segment", "kind", "operators", "boundary in", "boundary out")
     for segment in plan.segments:
         counts = ", ".join(f"{name} x{n}" if n > 1 else name for name, n in segment.operators.items())
@@ -202,6 +203,15 @@ def _show_tensors(title: str, tensors: Sequence[TensorSpec], out: Console) -> No
     out.print(table)
 
 
+def _show_profiles(profiles: Sequence[Sequence[TensorSpec]], out: Console) -> None:
+    if len(profiles) < 2:
+        return
+    table = make_table("Optimization profiles", "profile", "inputs")
+    for index, inputs in enumerate(profiles):
+        table.add_row(str(index), escape("\n".join(map(str, inputs))))
+    out.print(table)
+
+
 def _show_fallbacks(plan: PartitionPlan, out: Console) -> None:
     if not plan.fallbacks:
         return
@@ -221,6 +231,7 @@ def show_manifest(manifest: Manifest, path: object) -> None:
     out = output()
     out.print(f"{manifest.name}: {path}", markup=False)
     _show_tensors("Inputs", manifest.inputs, out)
+    _show_profiles(manifest.profiles, out)
     _show_tensors("Outputs", [o.tensor for o in manifest.outputs], out)
     table = make_table("Segments", "segment", "kind", "compiler", "artifact", "size", "key")
     for segment in manifest.segments:

@@ -61,6 +61,7 @@ class CompiledSegment:
             inputs=self.segment.inputs,
             outputs=self.segment.outputs,
             key=self.key,
+            profiles=self.segment.profile_indices if self.segment.kind == "engine" else (),
         )
 
 

@@ -14,6 +14,9 @@ BuilderError
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 __all__ = [
     "BuilderError",
     "CacheError",
@@ -25,6 +28,7 @@ __all__ = [
     "ServingError",
     "SpecError",
     "VerificationError",
+    "did_you_mean",
 ]
 
 
@@ -52,6 +56,13 @@ class BuilderError(Exception):
         if self.fix:
             lines.append(f"  to do: {_indented(self.fix)}")
         return "\n".join(lines)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The nearest right word as a question with a space behind it, for a `fix`; empty where none is near."""
+    names = list(known)
+    close = [n for n in names if n.lower() == word.lower()] or difflib.get_close_matches(word, names, n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 def _indented(text: str) -> str:

@@ -15,11 +15,13 @@ from builder.errors import BuilderError, ExportError, SpecError
 from builder.explain import check_runs, explained
 from builder.hashing import Digest, tensor_bytes
 from builder.inputs import Constant, Input
+from builder.profiles import Profile, profiled_inputs
 from builder.signature import Signature, listed, match_inputs
-from builder.tracing import dim_name, own_name, trace, trace_sizes
-from builder.types import Range, SymbolName
+from builder.symbols import Bound, matched_bounds, symbol_ranges, user_placeholders
+from builder.tracing import own_name, trace, trace_sizes
+from builder.types import Range
 
-__all__ = ["EagerModel", "ExportedModel", "export_model", "integer_symbols"]
+__all__ = ["EagerModel", "ExportedModel", "export_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,14 @@ class EagerModel:
         module: in eval mode.
         signature: what `forward` takes.
         output_names: one per output tensor, in the order in which `forward` returns them.
+        profiles: the inputs in each optimization profile; one, with the declared ranges, where the user has
+            given none.
     """
 
     module: torch.nn.Module
     signature: Signature
     output_names: tuple[str, ...]
+    profiles: tuple[tuple[Input, ...], ...]
 
     @property
     def inputs(self) -> tuple[Input, ...]:
@@ -65,13 +70,13 @@ class ExportedModel:
     Args:
         eager: the reference; its inputs are in the order of the program's user inputs.
         program: functional, with parameters lifted to inputs.
-        symbols: the range of each sympy symbol that stands for a declared dimension.
+        bounds: of the outputs' sizes that depend on the data.
         notes: what the user should know but need not act on.
     """
 
     eager: EagerModel
     program: ExportedProgram
-    symbols: Mapping[SymbolName, Range]
+    bounds: tuple[Bound, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -84,9 +89,19 @@ class ExportedModel:
         """The names of its outputs."""
         return self.eager.output_names
 
+    @property
+    def profiles(self) -> tuple[tuple[Input, ...], ...]:
+        """The inputs in each optimization profile."""
+        return self.eager.profiles
+
 
 def export_model(
-    module: torch.nn.Module, inputs: Sequence[Input | Constant], *, output_names: Sequence[str] | None = None
+    module: torch.nn.Module,
+    inputs: Sequence[Input | Constant],
+    *,
+    output_names: Sequence[str] | None = None,
+    profiles: Sequence[Profile] = (),
+    bounds: Mapping[str, Range] | None = None,
 ) -> ExportedModel:
     """Export a module for the whole range of its inputs.
 
@@ -96,8 +111,10 @@ def export_model(
             with dots is a part of an argument (see `builder.signature`).
         output_names: names for the outputs, in order; else the keys of a dict output,
             "output" for a single tensor, "output_0", "output_1", ... for a tuple.
+        profiles: parts of the ranges that engines are tuned for.
+        bounds: ranges of sizes that depend on the data, by output and axis ("boxes[0]").
     Raises:
-        SpecError: when the inputs do not match `forward`.
+        SpecError: when the inputs do not match `forward`, the profiles not the inputs, or the bounds not the outputs.
         ExportError: when torch.export refuses the module, or the module forces sizes that the
             ranges do not allow.
     """
@@ -107,11 +124,12 @@ def export_model(
         notes.append("the model was in training mode; it was put into eval mode")
     signature = match_inputs(module, inputs)
     ordered = signature.inputs
+    profiled = profiled_inputs(ordered, profiles)
     program = _export(module, signature)
     _refuse_mutation(program)
     _copy_returned_weights(program)
     check_runs(module, signature)
-    placeholders = _user_placeholders(program)
+    placeholders = user_placeholders(program)
     if len(placeholders) != len(ordered):
         raise ExportError(
             f"the exported program has {len(placeholders)} inputs, {len(ordered)} were given",
@@ -120,10 +138,12 @@ def export_model(
     for node, item in zip(placeholders, ordered, strict=True):
         if not any(True for _ in node.users):
             notes.append(f"the model does not use its input {item.name!r}")
+    symbol_ranges(program, ordered)
+    names = _name_outputs(program, output_names)
     return ExportedModel(
-        eager=EagerModel(module, signature, _name_outputs(program, output_names)),
+        eager=EagerModel(module, signature, names, profiled),
         program=program,
-        symbols={**_symbols(placeholders, ordered), **integer_symbols(program, ordered)},
+        bounds=matched_bounds(program, names, bounds or {}),
         notes=tuple(notes),
     )
 
@@ -138,49 +158,6 @@ def _export(module: torch.nn.Module, signature: Signature) -> ExportedProgram:
         # Torch names its symbols and guards, not our inputs; a second, observed run tells which
         # line of the model asked for what.
         raise explained(error, module, signature, sizes) from error
-
-
-def _user_placeholders(program: ExportedProgram) -> list[torch.fx.Node]:
-    user = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
-    return [n for n in program.graph.nodes if n.op == "placeholder" and n.name in user]
-
-
-def _symbols(placeholders: Sequence[torch.fx.Node], inputs: Sequence[Input]) -> dict[SymbolName, Range]:
-    """The declared range of each free symbol of the program's inputs."""
-    symbols: dict[SymbolName, Range] = {}
-    for node, item in zip(placeholders, inputs, strict=True):
-        for axis, (size, dim) in enumerate(zip(node.meta["val"].shape, item.dims, strict=True)):
-            if isinstance(size, int):
-                if dim.is_static:
-                    continue
-                raise ExportError(
-                    f"torch.export fixes dimension {axis} of input {item.name!r} ({dim}) at {size}",
-                    fix=f"declare the size {size} alone, or find what in the model needs it with TORCH_LOGS=+dynamic",
-                )
-            if dim.derived is not None:
-                continue
-            (symbol,) = size.node.expr.free_symbols
-            name, k = dim_name(item, axis, dim), dim.multiple
-            assert dim.max is not None
-            if size.node.expr == symbol:
-                symbols[str(symbol)] = Range(dim.min, dim.opt, dim.max, name)
-            else:
-                symbols[str(symbol)] = Range(dim.min // k, dim.opt // k, dim.max // k, f"({name}/{k})")
-    return symbols
-
-
-def integer_symbols(program: ExportedProgram, inputs: Sequence[Input]) -> dict[SymbolName, Range]:
-    """The range of each symbol that stands for the value of a Python int. Every retracing makes up others."""
-    found: dict[SymbolName, Range] = {}
-    for node, item in zip(_user_placeholders(program), inputs, strict=True):
-        numbers = item.integer
-        if numbers is None:
-            continue
-        for user in node.users:
-            value = user.meta.get("val")
-            if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
-                found[str(value.node.expr)] = Range(numbers.min, numbers.opt, numbers.max, item.name)
-    return found
 
 
 def _refuse_mutation(program: ExportedProgram) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from builder.errors import SpecError
 from builder.types import DTYPES, INT32_MAX, Derived, Range, SymbolName, canonical_dtype
 
-__all__ = ["Constant", "Input", "parse_dim", "parse_input", "resolve_names"]
+__all__ = ["Constant", "Input", "parse_bound", "parse_dim", "parse_input", "resolve_names"]
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _INPUT = re.compile(
@@ -131,6 +131,10 @@ class Input:
     def with_dims(self, dims: Iterable[Range]) -> Input:
         """The same input with other ranges."""
         return _replaced(self, dims=tuple(dims))
+
+    def with_integer(self, numbers: Range) -> Input:
+        """The same Python int between other bounds."""
+        return _replaced(self, integer=numbers, value_range=(numbers.min, numbers.max))
 
 
 def _replaced(item: Input, **changes: object) -> Input:
@@ -327,6 +331,22 @@ def _parse_values(low: str | None, high: str | None) -> tuple[float, float] | No
         raise SpecError(
             f"cannot read the value range {low}..{high}", fix="write two numbers, LOW..HIGH, both inclusive"
         ) from None
+
+
+def parse_bound(name: str, text: str, where: str) -> Range:
+    """The range of an output's size, under the name of the output and its axis.
+
+    Raises:
+        SpecError: when it cannot be read or is not in order.
+    """
+    size = parse_dim(text, where)
+    if size.name is not None or size.multiple != 1 or size.max is None or not 0 <= size.min <= size.opt <= size.max:
+        raise SpecError(
+            f"cannot read the bound {name} = {text!r}",
+            where=where,
+            fix="write OUTPUT[AXIS] = MIN:OPT:MAX, for example boxes[0] = 0:100:300",
+        )
+    return Range(size.min, size.opt, size.max, name, data_dependent=True)
 
 
 def resolve_names(inputs: Sequence[Input]) -> tuple[Input, ...]:

@@ -42,6 +42,7 @@ def plan_json(plan: PartitionPlan) -> dict[str, Any]:
     """A dry run."""
     return {
         "inputs": [dataclasses.asdict(t) for t in plan.inputs],
+        "profiles": [[dataclasses.asdict(t) for t in inputs] for inputs in plan.profiles],
         "outputs": [dataclasses.asdict(o.tensor) for o in plan.outputs],
         "segments": [_segment(s) for s in plan.segments],
         "fallbacks": [dataclasses.asdict(f) for f in plan.fallbacks],

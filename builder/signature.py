@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import inspect
 import types
 import typing
@@ -18,7 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from builder.errors import SpecError
+from builder.errors import SpecError, did_you_mean
 from builder.inputs import Constant, Input, resolve_names
 
 __all__ = ["Signature", "listed", "match_inputs"]
@@ -145,9 +144,11 @@ def _by_parameter(parameters: Sequence[inspect.Parameter], given: Sequence[Given
             item = item.with_name(names[position])
         name, *way = (item.name or "").split(".")
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"the parameters are {listed(names)}"
-            raise SpecError(f"`forward` has no parameter {name!r}", where=where, fix=hint)
+            raise SpecError(
+                f"`forward` has no parameter {name!r}",
+                where=where,
+                fix=f"{did_you_mean(name, names)}the parameters are {listed(names)}",
+            )
         items = groups.setdefault(name, [])
         if any(known == way for known, _ in items):
             raise SpecError(f"the input {item.name!r} is given twice", where=where, fix="give it once")
@@ -194,11 +195,10 @@ def _container(
         known, required = _fields(kind)
         for key in keys:
             if key not in known:
-                close = difflib.get_close_matches(key, known, n=1)
                 raise SpecError(
                     f"{path!r} is a {kind.__name__}, which has no field {key!r}",
                     where=where,
-                    fix=f"did you mean '{path}.{close[0]}'?" if close else f"its fields are {listed(known)}",
+                    fix=f"{did_you_mean(f'{path}.{key}', [f'{path}.{k}' for k in known])}its fields are {listed(known)}",
                 )
         missing = [f for f in required if f not in keys]
         if missing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,10 +9,12 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from builder.errors import SpecError
-from builder.inputs import Constant, Input, parse_input
+from builder.errors import SpecError, did_you_mean
+from builder.inputs import Constant, Input, parse_bound, parse_input
+from builder.profiles import Profile, parse_profile
 from builder.settings import Settings
 from builder.triton_options import TritonOptions
+from builder.types import Range
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,7 +47,9 @@ class _File(BaseModel):
 
     model: Model
     inputs: dict[str, str | bool | int | float] = {}
+    profile: tuple[dict[str, str | int], ...] = ()
     outputs: tuple[str, ...] | None = None
+    bounds: dict[str, str | int] = {}
     settings: Settings = Settings()
     triton: TritonOptions = TritonOptions()
 
@@ -60,7 +63,9 @@ class BuildSpec(BaseModel):
         arguments: keyword arguments for the source's callable.
         base: the directory that relative paths in `source` start from.
         inputs: None takes those that the source suggests.
+        profiles: optimization profiles, in order; without any there is one, of the declared ranges.
         outputs: names for the outputs, in order.
+        bounds: ranges of the outputs' sizes that depend on the data, by output and axis ("boxes[0]").
         settings, triton: as the tables of the same name in a spec file.
     """
 
@@ -71,7 +76,9 @@ class BuildSpec(BaseModel):
     arguments: dict[str, Any] = {}
     base: Path
     inputs: tuple[Input | Constant, ...] | None = None
+    profiles: tuple[Profile, ...] = ()
     outputs: tuple[str, ...] | None = None
+    bounds: dict[str, Range] = {}
     settings: Settings = Settings()
     triton: TritonOptions = TritonOptions()
 
@@ -81,7 +88,9 @@ def find_spec(
     *,
     name: str | None = None,
     inputs: Sequence[str] = (),
+    profiles: Sequence[str] = (),
     output_names: Sequence[str] | None = None,
+    bounds: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
     verify: Mapping[str, Any] | None = None,
 ) -> BuildSpec:
@@ -91,7 +100,9 @@ def find_spec(
         model: a spec's name or file, or a source of a model.
         name: of the model in the repository, instead of the spec's or the source's.
         inputs: as text; each replaces the spec's input of that name, unnamed ones replace all.
+        profiles: as text ("B=1, T=8:64:256"); together they replace the spec's.
         output_names: for the outputs, in order.
+        bounds: as text ("boxes[0]=0:100:300"); each replaces the spec's of that name.
         overrides, verify: settings that were given on the command line, and those of verification.
     Raises:
         SpecError: when there is no such model, or a key or value is wrong; names its place.
@@ -105,7 +116,9 @@ def find_spec(
             "arguments": file.model.arguments,
             "base": path.parent,
             "inputs": tuple(_input(n, v, f"{path}: inputs.{n}") for n, v in file.inputs.items()) or None,
+            "profiles": tuple(parse_profile(p, f"{path}: profile {i}") for i, p in enumerate(file.profile)),
             "outputs": file.outputs,
+            "bounds": {n: parse_bound(n, str(t), f"{path}: bounds.{n}") for n, t in file.bounds.items()},
             "settings": file.settings,
             "triton": file.triton,
         }
@@ -116,6 +129,14 @@ def find_spec(
         spec["name"] = name
     if inputs:
         spec["inputs"] = _overridden(spec.get("inputs"), [parse_input(t) for t in inputs])
+    if profiles:
+        spec["profiles"] = tuple(parse_profile(p, f"--profile {p!r}") for p in profiles)
+    if bounds:
+        given = (text.partition("=") for text in bounds)
+        spec["bounds"] = {
+            **spec.get("bounds", {}),
+            **{n.strip(): parse_bound(n.strip(), t, f"--bound '{n}={t}'") for n, _, t in given},
+        }
     if output_names:
         spec["outputs"] = tuple(output_names)
     if overrides or verify:
@@ -158,8 +179,7 @@ def _plausible(model: str) -> None:
 
 def _known(name: str) -> str:
     known = example_specs()
-    close = difflib.get_close_matches(name, known, n=1)
-    return (f"did you mean {close[0]!r}? " if close else "") + f"specs here: {', '.join(known) or 'none'}"
+    return f"{did_you_mean(name, known)}specs here: {', '.join(known) or 'none'}"
 
 
 def _default_name(source: str) -> str:
@@ -194,9 +214,8 @@ def validated(model: type[_Model], data: Mapping[str, Any], where: str) -> _Mode
         place = ".".join(map(str, problem["loc"]))
         if problem["type"] == "extra_forbidden":
             known = _fields_at(model, problem["loc"][:-1])
-            close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
             lines.append(f"unknown key {place}")
-            fixes.append(f"did you mean {close[0]!r}?" if close else f"the keys here are {', '.join(known)}")
+            fixes.append(f"{did_you_mean(str(problem['loc'][-1]), known)}the keys here are {', '.join(known)}")
         elif problem["type"] == "missing":
             lines.append(f"{place} is missing")
         else:

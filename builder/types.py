@@ -99,7 +99,8 @@ class Range:
     """Inclusive sizes (min, opt, max) of one dimension; equal names mean equal sizes.
 
     Every size is a multiple of `multiple`. `max` is None only for an output whose size depends on
-    the data and has no known bound. `derived` says how the size follows from that of another dimension.
+    the data and has no known bound. `derived` says how the size follows from that of another dimension,
+    `data_dependent` that it follows from the values of tensors.
     """
 
     min: int
@@ -108,6 +109,7 @@ class Range:
     name: SymbolName | None = None
     multiple: int = 1
     derived: Derived | None = None
+    data_dependent: bool = False
 
     @property
     def is_static(self) -> bool:

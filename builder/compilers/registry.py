@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 
 from builder.compilers.base import Compiler
-from builder.errors import CompileError, SpecError
+from builder.errors import CompileError, SpecError, did_you_mean
 
 __all__ = ["GROUP", "available_compilers", "choose_compiler"]
 
@@ -44,11 +43,10 @@ def choose_compiler(name: str) -> Compiler:
             fix="\n".join(f"{n}: {c.availability().detail}" for n, c in compilers.items()),
         )
     if name not in compilers:
-        close = difflib.get_close_matches(name, compilers, n=1)
         raise SpecError(
             f"there is no compiler {name!r}",
             where="compiler",
-            fix=(f"did you mean {close[0]!r}? " if close else "") + f"use auto or one of {', '.join(compilers)}",
+            fix=f"{did_you_mean(name, compilers)}use auto or one of {', '.join(compilers)}",
         )
     state = compilers[name].availability()
     if not state.installed:

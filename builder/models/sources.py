@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from builder.errors import BuilderError, SpecError
+from builder.errors import BuilderError, SpecError, did_you_mean
 from builder.explain import code_place
 from builder.inputs import Input
 from builder.models.loaded import LoadedModel
@@ -55,11 +54,11 @@ def _from_callable(source: str, module_name: str, attribute: str, arguments: dic
     target: Any = module
     for part in attribute.split("."):
         if not hasattr(target, part):
-            close = difflib.get_close_matches(part, [n for n in dir(target) if not n.startswith("_")], n=1)
+            public = [n for n in dir(target) if not n.startswith("_")]
             raise SpecError(
-                f"{module_name} has no {part!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+                f"{module_name} has no {part!r}",
                 where=source,
-                fix="name a callable that returns a torch.nn.Module",
+                fix=f"{did_you_mean(part, public)}name a callable that returns a torch.nn.Module",
             )
         target = getattr(target, part)
     if isinstance(target, torch.nn.Module):
@@ -269,10 +268,8 @@ def _timm(name: str, arguments: dict[str, Any]) -> LoadedModel:
 
 def _known_name(name: str, known: list[str], library: str) -> None:
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=3)
         raise SpecError(
-            f"{library} has no model {name!r}",
-            fix=f"did you mean {', '.join(close)}?" if close else f"see the list of {library}'s models",
+            f"{library} has no model {name!r}", fix=f"{did_you_mean(name, known)}see the list of {library}'s models"
         )
 
 

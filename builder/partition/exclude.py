@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch.export import ExportedProgram
 
-from builder.errors import SpecError
+from builder.errors import SpecError, did_you_mean
 from builder.partition.assign import is_compute, operator_name
 from builder.tracing import own_name
 
@@ -83,10 +82,9 @@ def _labels(path: str, kind: str) -> Iterator[str]:
 
 def _unknown(setting: str, name: str, plain: str, what: str, known: Iterable[str]) -> SpecError:
     names = sorted(known)
-    close = difflib.get_close_matches(plain, names, n=1)
     return SpecError(
         f"{setting} names {name!r}, which is no {what} of this model",
-        fix=f"did you mean {close[0]!r}?" if close else f"the model has {', '.join(names)}",
+        fix=f"{did_you_mean(plain, names)}the model has {', '.join(names)}",
     )
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 
 from builder.errors import PartitionError
-from builder.export import ExportedModel, integer_symbols
+from builder.export import ExportedModel
 from builder.inputs import Input
 from builder.partition.assign import ENGINE, assign_levels, is_compute, operator_name
 from builder.partition.exclude import excluded_modules, excluded_operators
@@ -20,7 +18,8 @@ from builder.partition.extract import Extraction
 from builder.partition.plan import FallbackOperator, PartitionPlan, Segment, SupportOracle
 from builder.partition.ranges import tensor_spec
 from builder.settings import Settings
-from builder.types import OutputSpec, TensorSpec
+from builder.symbols import output_values, symbol_ranges, user_placeholders
+from builder.types import OutputSpec, Range, SymbolName, TensorSpec
 
 __all__ = ["partition"]
 
@@ -45,7 +44,7 @@ def partition(
             everything that does.
     """
     program = oracle.prepare(model.program)
-    model = dataclasses.replace(model, symbols={**model.symbols, **integer_symbols(program, model.inputs)})
+    symbols = symbol_ranges(program, model.inputs, model.bounds)
     reasons = {
         **excluded_operators(program, settings.torch_executed_ops),
         **excluded_modules(program, settings.torch_executed_modules),
@@ -54,7 +53,7 @@ def partition(
     }
     while True:
         assignment = assign_levels(program, reasons.keys(), settings.min_block_size)
-        segments = _split(program, model, assignment.levels)
+        segments = _split(program, model, symbols, assignment.levels)
         found: dict[str, str] = {}
         for segment in segments:
             if segment.kind == "engine":
@@ -68,8 +67,9 @@ def partition(
             )
         reasons.update(found)
     plan = PartitionPlan(
-        inputs=tuple(_input_spec(i) for i in model.inputs),
-        outputs=_outputs(program, model),
+        inputs=_input_specs(model.inputs),
+        outputs=_outputs(program, model, symbols),
+        profiles=tuple(map(_input_specs, model.profiles)),
         segments=tuple(segments),
         fallbacks=_fallbacks(program, segments, {**assignment.left_out, **reasons}),
     )
@@ -78,25 +78,19 @@ def partition(
     return plan
 
 
+def _input_specs(inputs: Sequence[Input]) -> tuple[TensorSpec, ...]:
+    return tuple(map(_input_spec, inputs))
+
+
 def _input_spec(item: Input) -> TensorSpec:
     numbers = item.integer
     values = (numbers.min, numbers.max) if numbers is not None and numbers.max is not None else None
     return TensorSpec(item.name or "", item.dtype, item.dims, values)
 
 
-def _user_inputs(program: ExportedProgram) -> list[torch.fx.Node]:
-    user = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
-    return [n for n in program.graph.find_nodes(op="placeholder") if n.name in user]
-
-
-def _returned(program: ExportedProgram) -> list[torch.fx.Node]:
-    leaves = program.graph.output_node().args[0]
-    return [n for n in leaves if isinstance(n, torch.fx.Node) and isinstance(n.meta.get("val"), torch.Tensor)]
-
-
 def _value_names(program: ExportedProgram, model: ExportedModel) -> dict[torch.fx.Node, str]:
     """The plan's name of each value: a model input keeps its own, any other has its node's."""
-    names = {node: item.name or "" for node, item in zip(_user_inputs(program), model.inputs, strict=True)}
+    names = {node: item.name or "" for node, item in zip(user_placeholders(program), model.inputs, strict=True)}
     taken = set(names.values())
     for node in program.graph.nodes:
         if node not in names:
@@ -104,17 +98,20 @@ def _value_names(program: ExportedProgram, model: ExportedModel) -> dict[torch.f
     return names
 
 
-def _split(program: ExportedProgram, model: ExportedModel, levels: Mapping[str, int]) -> list[Segment]:
+def _split(
+    program: ExportedProgram, model: ExportedModel, symbols: Mapping[SymbolName, Range], levels: Mapping[str, int]
+) -> list[Segment]:
     members: dict[int, list[torch.fx.Node]] = {}
     for node in program.graph.nodes:
         if node.name in levels:
             members.setdefault(levels[node.name], []).append(node)
     cuts = [(level, Extraction(program, members[level])) for level in sorted(members)]
-    needed = set(_returned(program)).union(*(cut.boundary for _, cut in cuts))
+    needed = set(output_values(program)).union(*(cut.boundary for _, cut in cuts))
     names = _value_names(program, model)
+    narrowed = [symbol_ranges(program, inputs, model.bounds) for inputs in model.profiles]
 
-    def spec(node: torch.fx.Node) -> TensorSpec:
-        return tensor_spec(names[node], node.meta["val"], model.symbols)
+    def spec(node: torch.fx.Node, known: Mapping[SymbolName, Range] = symbols) -> TensorSpec:
+        return tensor_spec(names[node], node.meta["val"], known)
 
     segments: list[Segment] = []
     for level, cut in cuts:
@@ -130,16 +127,19 @@ def _split(program: ExportedProgram, model: ExportedModel, levels: Mapping[str, 
                 outputs=tuple(map(spec, outputs)),
                 operators=dict(sorted(Counter(operator_name(n) for n in cut.nodes if is_compute(n)).items())),
                 nodes=tuple(n.name for n in cut.nodes),
+                profiles=tuple(tuple(spec(n, known) for n in cut.boundary) for known in narrowed),
             )
         )
     return segments
 
 
-def _outputs(program: ExportedProgram, model: ExportedModel) -> tuple[OutputSpec, ...]:
+def _outputs(
+    program: ExportedProgram, model: ExportedModel, symbols: Mapping[SymbolName, Range]
+) -> tuple[OutputSpec, ...]:
     names = _value_names(program, model)
     return tuple(
-        OutputSpec(tensor_spec(name, node.meta["val"], model.symbols), names[node])
-        for name, node in zip(model.output_names, _returned(program), strict=True)
+        OutputSpec(tensor_spec(name, node.meta["val"], symbols), names[node])
+        for name, node in zip(model.output_names, output_values(program), strict=True)
     )
 
 

@@ -27,6 +27,7 @@ class Segment:
             or the node that makes it.
         operators: how often each operator is in it.
         nodes: names of its nodes in the whole program.
+        profiles: its inputs in each optimization profile of the model; at least one.
     """
 
     name: str
@@ -36,6 +37,17 @@ class Segment:
     outputs: tuple[TensorSpec, ...]
     operators: Mapping[str, int]
     nodes: tuple[str, ...] = field(repr=False)
+    profiles: tuple[tuple[TensorSpec, ...], ...] = field(repr=False)
+
+    @property
+    def engine_profiles(self) -> tuple[tuple[TensorSpec, ...], ...]:
+        """Those of the profiles that differ, in order: an engine needs no other."""
+        return tuple(dict.fromkeys(self.profiles))
+
+    @property
+    def profile_indices(self) -> tuple[int, ...]:
+        """For each profile of the model, which of `engine_profiles` it is here."""
+        return tuple(map(self.engine_profiles.index, self.profiles))
 
     @property
     def operator_count(self) -> int:
@@ -74,12 +86,14 @@ class PartitionPlan:
         outputs: the model's outputs.
         segments: in an order in which they can run.
         fallbacks: each operator that PyTorch runs.
+        profiles: the model's inputs in each optimization profile; at least one.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[OutputSpec, ...]
     segments: tuple[Segment, ...]
     fallbacks: tuple[FallbackOperator, ...]
+    profiles: tuple[tuple[TensorSpec, ...], ...]
 
     @property
     def coverage(self) -> float:

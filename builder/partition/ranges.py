@@ -57,7 +57,8 @@ def expression_range(expression: sympy.Expr, free: Mapping[sympy.Symbol, Range])
     high = int(bounds.upper) if bounds.upper.is_finite and bounds.upper < _UNBOUNDED**2 else None
     opt = int(expression.xreplace({s: sympy.Integer(r.opt) for s, r in free.items()}))
     name = str(expression.xreplace({s: sympy.Symbol(r.name or str(s)) for s, r in free.items()})).replace(" ", "")
-    return Range(low, max(low, opt if high is None else min(opt, high)), high, name)
+    by_data = any(r.data_dependent for r in free.values())
+    return Range(low, max(low, opt if high is None else min(opt, high)), high, name, data_dependent=by_data)
 
 
 def _range_of(symbol: sympy.Symbol, size: torch.SymInt, symbols: Mapping[SymbolName, Range]) -> Range:
@@ -69,4 +70,5 @@ def _range_of(symbol: sympy.Symbol, size: torch.SymInt, symbols: Mapping[SymbolN
     low = int(bounds.lower) if bounds.lower.is_finite else 0
     high = int(bounds.upper) if bounds.upper.is_finite and bounds.upper < _UNBOUNDED else None
     # A data-dependent size has no opt; its largest size is the one that an engine must be fast at.
-    return Range(max(low, 0), max(low, 0) if high is None else high, high, str(symbol))
+    opt = max(low, 0) if high is None else high
+    return Range(max(low, 0), opt, high, str(symbol), data_dependent=environment.is_unbacked_symint(symbol))

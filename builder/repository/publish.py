@@ -33,7 +33,7 @@ _CHUNK = 1 << 20
 _ATTEMPTS = 100
 
 # What makes two versions the same; the rest of a manifest says how and when one was built.
-_IDENTITY = ("name", "inputs", "outputs", "segments", "target", "files")
+_IDENTITY = ("name", "inputs", "outputs", "profiles", "segments", "target", "files")
 
 
 @dataclass(frozen=True, slots=True)

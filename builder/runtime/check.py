@@ -8,7 +8,7 @@ from builder.errors import RequestError
 from builder.runtime.values import Value, dtype_of
 from builder.types import Range, TensorSpec
 
-__all__ = ["check_request"]
+__all__ = ["SizeCheck", "check_request"]
 
 
 def check_request(inputs: Sequence[TensorSpec], request: Mapping[str, Value]) -> None:
@@ -84,3 +84,34 @@ def _check_size(spec: TensorSpec, axis: int, size: int, dim: Range) -> None:
         f"{label}{named} is {size}, outside the range {dim.min} to {dim.max} that the model was built for",
         fix=f"send a size in the range, or build again with a wider range than {dim}",
     )
+
+
+class SizeCheck:
+    """Are the sizes that depend on the data what the segments after them were built for?
+
+    Args:
+        outputs: of a segment.
+    """
+
+    def __init__(self, outputs: Sequence[TensorSpec]) -> None:
+        self._checked = [
+            (index, axis, dim, spec.name)
+            for index, spec in enumerate(outputs)
+            for axis, dim in enumerate(spec.dims)
+            if dim.data_dependent and (dim.max is not None or dim.min > 0)
+        ]
+
+    def __call__(self, values: Sequence[Value]) -> None:
+        """Check the values of a segment's outputs.
+
+        Raises:
+            RequestError: naming the size and its range.
+        """
+        for index, axis, dim, name in self._checked:
+            size = values[index].shape[axis]
+            if size not in dim:
+                raise RequestError(
+                    f"the data of this request make dimension {axis} of {name!r} ({dim.name}) {size}, "
+                    f"outside the range {dim.min} to {'any size' if dim.max is None else dim.max}",
+                    fix="send other data, or build again with a wider bound (torch._check in the model, or [bounds])",
+                )

@@ -32,6 +32,8 @@ class SegmentSpec:
         artifact: path of the engine or `.pt2`, relative to the version directory.
         inputs, outputs: tensors in the artifact's order, under the names of the plan's values.
         key: the engine key; empty for a fallback segment.
+        profiles: for each profile of the model, which of the artifact's own it is; empty where the artifact
+            knows none.
     """
 
     name: str
@@ -41,6 +43,7 @@ class SegmentSpec:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     key: str = ""
+    profiles: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class Manifest:
         weights: digest of the module's weights, to tell whether a module is the one that was built.
         command: the command line that built it.
         built_at: UTC, ISO 8601.
+        profiles: the inputs in each optimization profile; empty where there is one, with the declared ranges.
     """
 
     name: str
@@ -85,6 +89,7 @@ class Manifest:
     weights: str = ""
     command: str = ""
     built_at: str = ""
+    profiles: tuple[tuple[TensorSpec, ...], ...] = ()
     schema: int = SCHEMA
 
     def to_json(self) -> str:
@@ -127,9 +132,17 @@ class Manifest:
         plain["inputs"] = _tensors(data["inputs"])
         plain["outputs"] = tuple(OutputSpec(_tensor(o["tensor"]), o["value"]) for o in data["outputs"])
         plain["segments"] = tuple(
-            SegmentSpec(**{**s, "inputs": _tensors(s["inputs"]), "outputs": _tensors(s["outputs"])})
+            SegmentSpec(
+                **{
+                    **s,
+                    "inputs": _tensors(s["inputs"]),
+                    "outputs": _tensors(s["outputs"]),
+                    "profiles": tuple(s.get("profiles", ())),
+                }
+            )
             for s in data["segments"]
         )
+        plain["profiles"] = tuple(map(_tensors, data.get("profiles", ())))
         plain["files"] = {path: FileDigest(**digest) for path, digest in data["files"].items()}
         return cls(**plain)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from builder.runtime.check import check_request
+from builder.runtime.check import SizeCheck, check_request
 from builder.runtime.manifest import Manifest
+from builder.runtime.profiles import ProfileChooser
 from builder.runtime.runners import load_runner
 from builder.runtime.values import Value
 
@@ -38,21 +39,26 @@ class RuntimeModel:
         if device is None:
             device = "cuda:0" if self.manifest.target.get("device") == "cuda" else "cpu"
         self._steps = [
-            (segment, load_runner(segment, directory, device=device, threads=threads))
+            (segment, load_runner(segment, directory, device=device, threads=threads), SizeCheck(segment.outputs))
             for segment in self.manifest.segments
         ]
+        self._profiles = ProfileChooser(self.manifest.profiles or (self.manifest.inputs,))
         self._last_use = _last_uses(self.manifest)
 
     def __call__(self, request: Mapping[str, Value]) -> dict[str, Value]:
         """Outputs by name for inputs by name.
 
         Raises:
-            RequestError: when a name, dtype, rank or size does not fit the model.
+            RequestError: when a name, dtype, rank or size does not fit the model, no profile holds the sizes, or
+                the data make a size that is out of bounds.
         """
         check_request(self.manifest.inputs, request)
+        profile = self._profiles.choose(request)
         values = dict(request)
-        for index, (segment, runner) in enumerate(self._steps):
-            results = runner.run([values[t.name] for t in segment.inputs])
+        for index, (segment, runner, check_sizes) in enumerate(self._steps):
+            own = segment.profiles[profile] if segment.profiles else 0
+            results = runner.run([values[t.name] for t in segment.inputs], own)
+            check_sizes(results)
             values.update(zip((t.name for t in segment.outputs), results, strict=True))
             for name in self._last_use.get(index, ()):
                 del values[name]

@@ -22,8 +22,12 @@ _ONNX_BFLOAT16 = 16
 class Runner(Protocol):
     """Runs one segment. Safe to call from several threads."""
 
-    def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """Tensors in the order of the segment's inputs; returns those of its outputs."""
+    def run(self, inputs: Sequence[Value], profile: int = 0) -> list[Value]:
+        """Tensors in the order of the segment's inputs; returns those of its outputs.
+
+        Args:
+            profile: the artifact's own profile that holds the inputs.
+        """
         ...
 
 
@@ -108,7 +112,7 @@ class _TorchRunner:
         ]
         self._graph = program.graph_module
 
-    def run(self, inputs: Sequence[Value]) -> list[Value]:
+    def run(self, inputs: Sequence[Value], profile: int = 0) -> list[Value]:
         with self._torch.inference_mode():
             return list(self._graph(*self._weights, *(to_torch(v, self._device) for v in inputs)))
 
@@ -138,7 +142,7 @@ class _InductorRunner:
                 fix=f"run it on {built_for}, or build again where the model will run",
             )
 
-    def run(self, inputs: Sequence[Value]) -> list[Value]:
+    def run(self, inputs: Sequence[Value], profile: int = 0) -> list[Value]:
         # It reads its inputs as if they had the strides that it was compiled for.
         return list(self._loader.boxed_run([to_torch(v, self._device).contiguous() for v in inputs]))
 
@@ -158,7 +162,7 @@ class _OnnxRuntimeRunner:
         self._outputs = [f"output_{i}" for i in range(outputs)]
         self._bfloat16 = any("bfloat16" in t.type for t in (*self._session.get_inputs(), *self._session.get_outputs()))
 
-    def run(self, inputs: Sequence[Value]) -> list[Value]:
+    def run(self, inputs: Sequence[Value], profile: int = 0) -> list[Value]:
         if self._bfloat16:
             return self._run_ort_values(inputs)
         return list(self._session.run(self._outputs, {name: to_numpy(inputs[i]) for i, name in self._inputs}))

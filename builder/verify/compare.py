@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from builder.errors import BuilderError, SpecError, VerificationError
 from builder.export import EagerModel
+from builder.inputs import Input
 from builder.runtime.values import Value, to_numpy, to_torch
 from builder.settings import VerifySettings
 from builder.types import DTYPES
@@ -89,7 +90,7 @@ def verify_model(
     settings: VerifySettings,
     on_point: Callable[[int, Point], None] = lambda count, point: None,
 ) -> VerificationReport:
-    """Run both at all corners of the ranges and at random points.
+    """Run both at all corners of the ranges and at random points; with several profiles, at those of each.
 
     Args:
         model: the reference.
@@ -103,10 +104,8 @@ def verify_model(
     """
     worst: dict[str, OutputError] = {}
     count = 0
-    for point in points(
-        model.inputs, max_corners=settings.max_corners, random_count=settings.random_points, seed=settings.seed
-    ):
-        tensors = make_tensors(model.inputs, point, settings.seed + count)
+    for inputs, point in _profiled_points(model, settings):
+        tensors = make_tensors(inputs, point, settings.seed + count)
         on_point(count, point)
         expected = _eager(model, tensors, point)
         actual = _compiled(compiled, request_of(model, tensors), point)
@@ -120,6 +119,19 @@ def verify_model(
                 worst[name] = OutputError(name, difference.absolute, difference.relative, str(point))
         count += 1
     return VerificationReport(True, count, tuple(worst.values()))
+
+
+def _profiled_points(model: EagerModel, settings: VerifySettings) -> Iterator[tuple[tuple[Input, ...], Point]]:
+    """The points of each profile with the inputs that they are for, each once."""
+    seen = set()
+    for inputs in model.profiles:
+        for point in points(
+            inputs, max_corners=settings.max_corners, random_count=settings.random_points, seed=settings.seed
+        ):
+            key = tuple(point.sizes.items())
+            if key not in seen:
+                seen.add(key)
+                yield inputs, point
 
 
 def request_of(model: EagerModel, tensors: Sequence[torch.Tensor]) -> dict[str, Value]:

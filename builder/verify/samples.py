@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from builder.inputs import Input
+from builder.profiles import dim_label, sizes_of
 from builder.types import DTYPES, Range, SymbolName
 
 __all__ = ["Point", "corner_points", "extreme_points", "make_tensors", "opt_point", "points", "random_points"]
@@ -18,7 +19,7 @@ __all__ = ["Point", "corner_points", "extreme_points", "make_tensors", "opt_poin
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One size for each dynamic dimension, by the name of the dimension, and one value for each integer input."""
+    """One size for each dimension that has a choice of sizes, by its label, and one value for each integer input."""
 
     sizes: Mapping[SymbolName, int]
 
@@ -26,25 +27,9 @@ class Point:
         return ", ".join(f"{name}={size}" for name, size in self.sizes.items()) or "static"
 
 
-def _dynamic(inputs: Sequence[Input]) -> dict[SymbolName, Range]:
-    """Each dynamic dimension once; one without a name is called by its input and axis."""
-    found: dict[SymbolName, Range] = {}
-    for item in inputs:
-        for axis, dim in enumerate(item.dims):
-            if not dim.is_static and dim.derived is None:
-                found.setdefault(_label(item, axis, dim), dim)
-        if item.integer is not None and not item.integer.is_static:
-            found[item.name or ""] = item.integer
-    return found
-
-
-def _label(item: Input, axis: int, dim: Range) -> SymbolName:
-    return dim.name or f"{item.name}[{axis}]"
-
-
 def extreme_points(inputs: Sequence[Input]) -> dict[str, Point]:
     """Every dimension at its min, its opt and its max, under these names; equal points once."""
-    dims = _dynamic(inputs)
+    dims = sizes_of(inputs)
     found = {
         "min": Point({name: d.min for name, d in dims.items()}),
         "opt": opt_point(inputs),
@@ -59,7 +44,7 @@ def extreme_points(inputs: Sequence[Input]) -> dict[str, Point]:
 
 def opt_point(inputs: Sequence[Input]) -> Point:
     """Every dimension at its opt."""
-    return Point({name: d.opt for name, d in _dynamic(inputs).items()})
+    return Point({name: d.opt for name, d in sizes_of(inputs).items()})
 
 
 def corner_points(inputs: Sequence[Input], limit: int) -> list[Point]:
@@ -67,7 +52,7 @@ def corner_points(inputs: Sequence[Input], limit: int) -> list[Point]:
 
     A spread keeps all-min, all-opt and all-max, and each dimension alone at its min and max.
     """
-    dims = _dynamic(inputs)
+    dims = sizes_of(inputs)
     choices = {name: sorted({d.min, d.opt, _high(d)}) for name, d in dims.items()}
     total = 1
     for sizes in choices.values():
@@ -83,7 +68,7 @@ def corner_points(inputs: Sequence[Input], limit: int) -> list[Point]:
 
 def random_points(inputs: Sequence[Input], count: int, seed: int) -> list[Point]:
     """Sizes drawn from the ranges, each order of magnitude as often as the others: 8 to 16 as often as 128 to 256."""
-    dims = _dynamic(inputs)
+    dims = sizes_of(inputs)
     if not dims:
         return []
     generator = random.Random(seed)
@@ -124,7 +109,7 @@ def _size(item: Input, axis: int, dim: Range, point: Point) -> int:
         return dim.min
     if dim.derived is not None:
         return dim.derived.at(point.sizes[dim.derived.base])
-    return point.sizes[_label(item, axis, dim)]
+    return point.sizes[dim_label(item, axis, dim)]
 
 
 def _high(dim: Range) -> int:

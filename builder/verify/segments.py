@@ -23,7 +23,7 @@ __all__ = ["SegmentReference"]
 
 
 class SegmentReference:
-    """What each segment of a plan takes and gives in eager PyTorch, with every dimension at its opt.
+    """What each segment of a plan takes and gives in eager PyTorch, with every dimension at the opt of the first profile.
 
     Segments are run in order, as far as they are asked about.
 
@@ -37,8 +37,9 @@ class SegmentReference:
         self._settings = settings
         self._segments = plan.segments
         self._done = 0
-        tensors = make_tensors(model.inputs, opt_point(model.inputs), settings.seed)
-        self._values = {i.name or "": t for i, t in zip(model.inputs, tensors, strict=True)}
+        inputs = model.profiles[0]
+        tensors = make_tensors(inputs, opt_point(inputs), settings.seed)
+        self._values = {i.name or "": t for i, t in zip(inputs, tensors, strict=True)}
 
     def problem(self, segment: Segment, spec: SegmentSpec, directory: Path, device: str) -> str:
         """What is wrong with an engine of a segment; empty when it gives what eager PyTorch gives.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 
 from builder.errors import ServingError
 from builder.export import EagerModel
+from builder.inputs import Input
 from builder.models.sources import load_model
 from builder.progress import Progress
 from builder.repository.find import newest_version
@@ -21,6 +22,7 @@ from builder.serving.client import Client
 from builder.serving.server import TritonServer
 from builder.signature import match_inputs
 from builder.spec import BuildSpec
+from builder.types import Range, TensorSpec
 from builder.verify.compare import VerificationReport, verify_model
 
 __all__ = ["SmokeResult", "smoke"]
@@ -87,15 +89,27 @@ def _reference(spec: BuildSpec, manifest: Manifest) -> EagerModel:
             f"{', '.join(i.name or '' for i in inputs)}",
             fix="build again, or name the spec that it was built from",
         )
-    # The ranges that were built, with the value ranges of the spec.
-    ranged = signature.with_inputs([i.with_dims(built[i.name or ""].dims) for i in inputs])
-    eager = EagerModel(module, ranged, tuple(o.tensor.name for o in manifest.outputs))
+    ranged = signature.with_inputs(_as_built(inputs, manifest.inputs))
+    profiles = tuple(_as_built(inputs, p) for p in manifest.profiles) or (ranged.inputs,)
+    eager = EagerModel(module, ranged, tuple(o.tensor.name for o in manifest.outputs), profiles)
     if manifest.weights and eager.weights_digest() != manifest.weights:
         raise ServingError(
             f"{spec.source} has other weights now than those that {manifest.name} was built with",
             fix="build again; if its weights are random, load trained ones or seed every generator that it uses",
         )
     return eager
+
+
+def _as_built(inputs: Sequence[Input], built: Sequence[TensorSpec]) -> tuple[Input, ...]:
+    """The ranges that were built, with the value ranges of the spec."""
+    found = []
+    for item, spec in zip(inputs, built, strict=True):
+        ranged = item.with_dims(spec.dims)
+        if item.integer is not None and spec.values is not None:
+            low, high = spec.values
+            ranged = ranged.with_integer(Range(low, min(max(low, item.integer.opt), high), high))
+        found.append(ranged)
+    return tuple(found)
 
 
 def _caller(client: Client, manifest: Manifest) -> Any:

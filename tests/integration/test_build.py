@@ -12,8 +12,9 @@ import torch
 
 from builder.build import BuildResult, build
 from builder.compilers.inductor import InductorCompiler
-from builder.errors import BuilderError, CompileError, RequestError, VerificationError
-from builder.inputs import Input, parse_input
+from builder.errors import BuilderError, CompileError, RequestError, SpecError, VerificationError
+from builder.inputs import Input, parse_bound, parse_input
+from builder.profiles import parse_profile
 from builder.repository.config import validate_config
 from builder.runtime.manifest import Manifest
 from builder.runtime.model import RuntimeModel
@@ -22,12 +23,21 @@ from builder.settings import Settings, VerifySettings
 from builder.spec import BuildSpec
 
 
-def spec(callable_name: str, *inputs: str, name: str = "net", **settings: Any) -> BuildSpec:
+def spec(
+    callable_name: str,
+    *inputs: str,
+    name: str = "net",
+    profiles: tuple[str, ...] = (),
+    bounds: dict[str, str] | None = None,
+    **settings: Any,
+) -> BuildSpec:
     return BuildSpec(
         name=name,
         source=callable_name if ":" in callable_name else f"tests.models.nets:{callable_name}",
         base=Path.cwd(),
         inputs=tuple(parse_input(i) for i in inputs),
+        profiles=tuple(parse_profile(p, p) for p in profiles),
+        bounds={n: parse_bound(n, t, n) for n, t in (bounds or {}).items()},
         settings=Settings(**{"compiler": "onnxruntime", **settings}),
     )
 
@@ -187,6 +197,45 @@ def test_data_dependent_sizes(tmp_path: Path) -> None:
         assert result.report.verified
         (output,) = result.publication.manifest.outputs
         assert output.tensor.dims[0].min == 0
+
+
+def test_bounds_of_data_dependent_sizes(tmp_path: Path) -> None:
+    given = spec(
+        "Positive", "x=float32[B=1:2:4, 4]", bounds={"output[0]": "0:4:16"}, torch_executed_ops=["aten::nonzero"]
+    )
+    result = build(given, root=tmp_path / "repo")
+    assert result.report.verified
+    (output,) = result.publication.manifest.outputs
+    assert (output.tensor.dims[0].min, output.tensor.dims[0].opt, output.tensor.dims[0].max) == (0, 4, 16)
+    crossing = [t for s in result.plan.segments for t in s.inputs if any(d.data_dependent for d in t.dims)]
+    assert crossing and all(d.max == 16 for t in crossing for d in t.dims if d.data_dependent)
+
+
+def test_data_that_break_a_bound_are_refused(tmp_path: Path) -> None:
+    model = ("Positive", "x=float32[B=1:2:4, 4] in 0..0")
+    result = build(spec(*model, bounds={"output[0]": "0:0:7"}), root=tmp_path / "repo")
+    compiled = published(result)
+    assert compiled({"x": np.array([[1, 1, 1, 1], [1, 1, 1, -1]], np.float32)})["output"].shape[0] == 7
+    with pytest.raises(RequestError, match=r"make dimension 0 of '\w+' \(output\[0\]\) 8, outside the range 0 to 7"):
+        compiled({"x": np.ones((2, 4), np.float32)})
+    with pytest.raises(SpecError, match="for no size of an output") as caught:
+        build(spec(*model, bounds={"outputs[0]": "0:1:7"}), root=tmp_path / "other")
+    assert "did you mean 'output[0]'" in str(caught.value)
+
+
+def test_several_profiles(tmp_path: Path) -> None:
+    given = spec(*HYBRID, profiles=("B=1, T=2:4:8", "B=4:8:32, T=8:16:64"))
+    result = build(given, root=tmp_path / "repo")
+    # Each profile has its own corners: 3 of T in the first, 9 in the second, and random points.
+    assert result.report.verified and result.report.points >= 12
+    model = published(result)
+    for batch, length in ((1, 2), (1, 8), (4, 8), (32, 64)):
+        assert model({"x": np.zeros((batch, length, 16), np.float32)})["output"].shape[:2] == (batch, length)
+    for batch, length in ((2, 8), (1, 9), (4, 7)):
+        with pytest.raises(RequestError, match="no profile that the model was built for holds these sizes"):
+            model({"x": np.zeros((batch, length, 16), np.float32)})
+    again = build(spec(*HYBRID), root=tmp_path / "repo")
+    assert again.publication.version == 2, "what is taken has changed, although the engines have not"
 
 
 def test_small_constants_stay_where_the_parser_needs_them(tmp_path: Path) -> None:

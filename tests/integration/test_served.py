@@ -35,6 +35,7 @@ PROTOCOLS = ["http", "grpc"]
 MODELS = {
     "convnet": spec(*CONVNET, name="convnet"),
     "hybrid": spec(*HYBRID, name="hybrid"),
+    "profiles": spec(*HYBRID, name="profiles", profiles=("B=1, T=2:4:8", "B=4:8:32, T=8:16:64")),
     "halves": spec("Permute", "x=bfloat16[B=1:2:4, 3]", "scalar=bfloat16[]", name="halves"),
     "scalars": spec("Permute", "x=float32[B=1:2:4, 3]", "scalar=float32[]", name="scalars"),
     "flags": spec("Permute", "x=bool[B=1:2:4, 3]", "scalar=bool[]", name="flags"),

@@ -10,17 +10,19 @@ import torch
 pytest.importorskip("tensorrt_rtx")
 
 from builder.build import build
-from builder.compilers.tensorrt.compiler import TensorRTRTXCompiler
+from builder.compilers.tensorrt.compiler import TensorRTRTXCompiler, optimization_profiles
 from builder.errors import CompileError
 from builder.export import export_model
 from builder.inputs import parse_input
 from builder.partition.partitioner import partition
 from builder.partition.plan import PartitionPlan
+from builder.profiles import parse_profile
 from builder.repository.config import validate_config
 from builder.runtime.manifest import Manifest
 from builder.settings import Settings
 from builder.spec import find_spec
 from tests.integration.test_build import CONVNET, HYBRID, spec
+from tests.models.nets import hybrid
 
 RUNS_HERE = TensorRTRTXCompiler().availability().can_run
 
@@ -28,8 +30,9 @@ RUNS_HERE = TensorRTRTXCompiler().availability().can_run
 MAGIC = b"vtrt"
 
 
-def planned(tmp_path: Path, module: torch.nn.Module, *inputs: str) -> PartitionPlan:
-    exported = export_model(module.eval(), [parse_input(i) for i in inputs])
+def planned(tmp_path: Path, module: torch.nn.Module, *inputs: str, profiles: tuple[str, ...] = ()) -> PartitionPlan:
+    given = [parse_profile(p, p) for p in profiles]
+    exported = export_model(module.eval(), [parse_input(i) for i in inputs], profiles=given)
     return partition(exported, TensorRTRTXCompiler().session(tmp_path), Settings())
 
 
@@ -111,6 +114,29 @@ def test_what_parses_and_does_not_build_is_left_to_pytorch(tmp_path: Path) -> No
             spec(name, "x=float32[B=1:2:4, 5000]", compiler="tensorrt_rtx", require_full_compilation=True),
             root=tmp_path / "repo",
         )
+
+
+def test_an_engine_has_each_profile_once(tmp_path: Path) -> None:
+    plan = planned(tmp_path, hybrid(), HYBRID[1], profiles=("B=1, T=2:4:8", "B=4:8:32, T=8:16:64"))
+    session = TensorRTRTXCompiler().session(tmp_path)
+    for segment in (s for s in plan.segments if s.kind == "engine"):
+        import tensorrt_rtx as trt
+
+        logger = trt.Logger(trt.Logger.ERROR)
+        trt_builder = trt.Builder(logger)
+        network = trt_builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        assert trt.OnnxParser(network, logger).parse_from_file(str(session.lowered(segment).graph))
+        found = optimization_profiles(trt_builder, network, segment)
+        shapes = [[tuple(s) for s in p.get_shape("input_0")] for p in found]
+        width = segment.inputs[0].dims[-1].max
+        assert shapes == [
+            [(1, 2, width), (1, 4, width), (1, 8, width)],
+            [(4, 8, width), (8, 16, width), (32, 64, width)],
+        ]
+        directory = tmp_path / segment.name
+        directory.mkdir()
+        assert (directory / session.compile(segment, directory).file).read_bytes()[:4] == MAGIC
+        assert session.fingerprint(segment).components["profiles"][1][0]["opt"] == [8, 16, width]
 
 
 def test_every_name_used_exists_in_the_package() -> None:

@@ -12,6 +12,7 @@ from builder.errors import SpecError
 from builder.export import export_model
 from builder.inputs import Constant, Input, parse_input
 from builder.signature import match_inputs
+from builder.symbols import symbol_ranges
 
 
 @dataclass
@@ -68,7 +69,7 @@ def test_parts_are_inputs_of_their_own() -> None:
     model = export_model(net, [parse_input(t) for t in GIVEN])
     assert [i.name for i in model.inputs] == NAMES
     assert model.output_names == ("sum", "pair")
-    assert {r.name for r in model.symbols.values()} == {"B", "T"}
+    assert {r.name for r in symbol_ranges(model.program, model.inputs).values()} == {"B", "T"}
     for b, t in ((1, 2), (4, 9), (3, 4)):
         ids, others = torch.randint(0, 9, (b, t)), [torch.randn(b, t) for _ in range(4)]
         pair = torch.randn(3)
@@ -135,7 +136,10 @@ class Steps(torch.nn.Module):
 def test_a_python_int_becomes_symbolic() -> None:
     net = Steps().eval()
     model = export_model(net, [parse_input("x=float32[B=1:2:4, 3]"), parse_input("steps=1:8:32")])
-    assert {(r.name, r.min, r.opt, r.max) for r in model.symbols.values()} == {("B", 1, 2, 4), ("steps", 1, 8, 32)}
+    assert {(r.name, r.min, r.opt, r.max) for r in symbol_ranges(model.program, model.inputs).values()} == {
+        ("B", 1, 2, 4),
+        ("steps", 1, 8, 32),
+    }
     for steps in (1, 8, 32):
         x = torch.randn(2, 3)
         torch.testing.assert_close(model.program.module()(x, torch.tensor(steps)), net(x, steps))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,11 +21,13 @@ from builder.hashing import file_digest
 from builder.lowering.onnx import WEIGHTS_FILE, LoweredSegment
 from builder.lowering.torch_onnx import OPSET
 from builder.partition.plan import Segment
+from builder.types import TensorSpec
 
 __all__ = ["TensorRTRTXCompiler"]
 
 _INSTALL = "pip install 'triton-repo-builder[tensorrt-rtx]'"
 _PLAN_FILE = "model.plan"
+_POINTS = ("min", "opt", "max")
 
 # Compute capabilities that TensorRT-RTX takes: Turing, Ampere, Ada and consumer Blackwell, not data-centre Hopper.
 _CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (12, 0), (12, 1)}
@@ -108,14 +110,16 @@ class _Session(OnnxSession):
         # Its builder strips no plan on a machine without a GPU, so weights are part of it.
         lowered = self.lowered(segment)
         weights = lowered.directory / WEIGHTS_FILE
-        return Fingerprint(
-            components={
-                "ir": f"onnx opset {OPSET}",
-                "graph": lowered.graph_digest,
-                "weights": file_digest(weights) if weights.exists() else "",
-            },
-            text=lowered.text(),
-        )
+        components: dict[str, Any] = {
+            "ir": f"onnx opset {OPSET}",
+            "graph": lowered.graph_digest,
+            "weights": file_digest(weights) if weights.exists() else "",
+        }
+        if len(segment.engine_profiles) > 1:
+            components["profiles"] = [
+                [{p: list(t.shape(p)) for p in _POINTS} for t in inputs] for inputs in segment.engine_profiles
+            ]
+        return Fingerprint(components, text=lowered.text())
 
     def compile(self, segment: Segment, directory: Path) -> CompiledArtifact:
         trt = self._trt
@@ -126,9 +130,9 @@ class _Session(OnnxSession):
             messages = _errors(parser, lowered)
             raise CompileError(next(iter(messages.values()), _said(logger, "parsing failed")), where=segment.name)
         config = builder.create_builder_config()
-        profile = _profile(builder, network, segment)
-        if profile is not None and config.add_optimization_profile(profile) < 0:
-            raise CompileError(_said(logger, "the optimization profile is invalid"), where=segment.name)
+        for index, profile in enumerate(optimization_profiles(builder, network, segment)):
+            if config.add_optimization_profile(profile) != index:
+                raise CompileError(_said(logger, f"the optimization profile {index} is invalid"), where=segment.name)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
             raise CompileError(_said(logger, "the build failed"), where=segment.name)
@@ -185,19 +189,29 @@ def _node_names(lowered: LoweredSegment) -> list[str]:
     return [node.name for node in model.graph.node]
 
 
-def _profile(builder: Any, network: Any, segment: Segment) -> Any | None:
-    """One optimization profile over the ranges of all inputs; None where nothing is dynamic."""
+def optimization_profiles(builder: Any, network: Any, segment: Segment) -> list[Any]:
+    """One for each of the segment's engine profiles, in order; none where the network has no dynamic input.
+
+    Raises:
+        CompileError: when the network takes the values of an input for a shape.
+    """
+    profiles = [_profile(builder, network, inputs, segment.name) for inputs in segment.engine_profiles]
+    return [p for p in profiles if p is not None]
+
+
+def _profile(builder: Any, network: Any, inputs: Sequence[TensorSpec], where: str) -> Any | None:
+    """An optimization profile of the ranges of the inputs; None where the network has no dynamic one."""
     profile = builder.create_optimization_profile()
     dynamic = False
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
-        spec = segment.inputs[int(tensor.name.rpartition("_")[2])]
+        spec = inputs[int(tensor.name.rpartition("_")[2])]
         if getattr(tensor, "is_shape_tensor", False):
             raise CompileError(
                 f"TensorRT takes the values of {spec.name!r} for a shape; the range of such values is not known",
-                where=segment.name,
+                where=where,
             )
         if -1 in tuple(tensor.shape):
             dynamic = True
-            profile.set_shape(tensor.name, spec.shape("min"), spec.shape("opt"), spec.shape("max"))
+            profile.set_shape(tensor.name, *(spec.shape(p) for p in _POINTS))
     return profile if dynamic else None
