@@ -18,7 +18,7 @@ import torch
 
 from builder.cache.engine_cache import EngineCache
 from builder.cache.options import CacheOptions
-from builder.compilers.base import Compiler, CompilerSession
+from builder.compilers.base import BuildContext, Compiler, CompilerSession
 from builder.compilers.registry import choose_compiler
 from builder.engines import CompiledSegment, Origin, SegmentCompiler
 from builder.errors import CompileError, RepositoryError, SpecError
@@ -44,6 +44,9 @@ from builder.verify.segments import SegmentReference
 __all__ = ["BuildResult", "CompiledSegment", "build", "load_exported", "plan", "work_directory"]
 
 _MODEL_FILE = "model.py"
+
+# What compilers keep from build to build besides engines, below the engine cache.
+_STATE = "state"
 
 # A server reads warm-up files at every load; larger samples cost more than they warm.
 _WARMUP_LIMIT = 32 << 20
@@ -104,17 +107,17 @@ def plan(spec: BuildSpec, progress: Progress | None = None) -> PartitionPlan:
     progress = progress or Silent()
     compiler = choose_compiler(spec.settings.compiler)
     with work_directory() as work:
-        session = _session(compiler, work, progress)
+        session = _session(compiler, BuildContext(work, spec.settings, progress=progress))
         exported = load_exported(spec, progress)
         progress.stage("partition")
         return partition(exported, session, spec.settings)
 
 
-def _session(compiler: Compiler, work: Path, progress: Progress) -> CompilerSession:
-    session = compiler.session(work)
+def _session(compiler: Compiler, context: BuildContext) -> CompilerSession:
+    session = compiler.session(context)
     state = compiler.availability()
     if not state.can_build:
-        progress.warn(f"{compiler.name} cannot compile here, so PyTorch runs everything: {state.detail}")
+        context.progress.warn(f"{compiler.name} cannot compile here, so PyTorch runs everything: {state.detail}")
     return session
 
 
@@ -142,14 +145,15 @@ def build(
     compiler = choose_compiler(spec.settings.compiler)
     check_writable(root)
     with work_directory() as work:
-        session = _session(compiler, work, progress)
+        options = cache or CacheOptions.resolve()
+        session = _session(compiler, BuildContext(work, spec.settings, options.directory / _STATE, clock))
         exported = load_exported(spec, clock)
-        device = _device(compiler)
+        device = _device(compiler, spec)
         if device not in (None, "cpu"):
             # What is compared with eager PyTorch here is computed as it will be when it is served.
             keep_float32()
-        engines = EngineCache(cache or CacheOptions.resolve(), work, progress.warn, progress.note)
-        segments = SegmentCompiler(compiler, session, engines, _origin(spec), work, device, progress)
+        engines = EngineCache(options, work, progress.warn, progress.note)
+        segments = SegmentCompiler(compiler, spec.settings, session, engines, _origin(spec), work, device, progress)
         split, compiled = _partition_and_compile(exported, spec, session, segments, clock)
         manifest = _manifest(spec, exported, split, compiled, compiler, command)
         artifacts = {f"{c.segment.name}/{name}": path for c in compiled for name, path in c.files.items()}
@@ -231,7 +235,7 @@ def _partition_and_compile(
         progress.stage("partition")
         split = partition(exported, session, spec.settings, refused=refused)
         progress.stage("compile")
-        reference = SegmentReference(exported, split, spec.settings.verify)
+        reference = SegmentReference(exported, split, spec.settings)
         compiled = []
         for index, segment in enumerate(split.segments):
             progress.step(
@@ -267,7 +271,7 @@ def _manifest(
         outputs=split.outputs,
         segments=tuple(c.spec() for c in compiled),
         versions=_versions(),
-        target=compiler.target(),
+        target=compiler.target(spec.settings),
         settings=spec.settings.model_dump(mode="json"),
         source=spec.source,
         weights=exported.eager.weights_digest(),
@@ -287,7 +291,7 @@ def _verify(
     progress: Progress,
 ) -> VerificationReport:
     progress.stage("verify")
-    device = _device(compiler)
+    device = _device(compiler, spec)
     if device is None and any(s.kind == "engine" for s in manifest.segments):
         reason = compiler.availability().detail
         progress.warn(f"not verified here: {reason}")
@@ -302,14 +306,14 @@ def _verify(
     def told(count: int, point: Point) -> None:
         progress.step(str(point), count, 0)
 
-    return verify_model(exported.eager, compiled, spec.settings.verify, told)
+    return verify_model(exported.eager, compiled, spec.settings, told)
 
 
-def _device(compiler: Compiler) -> str | None:
+def _device(compiler: Compiler, spec: BuildSpec) -> str | None:
     """Where engines run here: on the GPU if they are for one and there is one; None where they do not run."""
     if not compiler.availability().can_run:
         return None
-    on_gpu = compiler.target().get("device") == "cuda" and torch.cuda.is_available()
+    on_gpu = compiler.target(spec.settings).get("device") == "cuda" and torch.cuda.is_available()
     return "cuda:0" if on_gpu else "cpu"
 
 

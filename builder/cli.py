@@ -19,6 +19,8 @@ from builder.cli_common import (
     Debug,
     ExecutedModules,
     ExecutedOps,
+    Fp32Modules,
+    Fp32Ops,
     Full,
     Graph,
     Inputs,
@@ -27,6 +29,7 @@ from builder.cli_common import (
     Model,
     Name,
     OutputNames,
+    PrecisionName,
     Profiles,
     Remote,
     RemoteReadonly,
@@ -94,6 +97,9 @@ def build(
     torch_executed_ops: ExecutedOps = None,
     torch_executed_modules: ExecutedModules = None,
     require_full_compilation: Full = False,
+    precision: PrecisionName = None,
+    fp32_ops: Fp32Ops = None,
+    fp32_modules: Fp32Modules = None,
     rtol: Rtol = None,
     atol: Atol = None,
     as_json: Json = False,
@@ -114,6 +120,9 @@ def build(
         torch_executed_ops=torch_executed_ops,
         torch_executed_modules=torch_executed_modules,
         require_full_compilation=require_full_compilation,
+        precision=precision,
+        fp32_ops=fp32_ops,
+        fp32_modules=fp32_modules,
     )
     from builder.cache.options import CacheOptions
     from builder.console import Reporter, print_json, show_build
@@ -146,6 +155,9 @@ def plan(
     torch_executed_ops: ExecutedOps = None,
     torch_executed_modules: ExecutedModules = None,
     require_full_compilation: Full = False,
+    precision: PrecisionName = None,
+    fp32_ops: Fp32Ops = None,
+    fp32_modules: Fp32Modules = None,
     graph: Graph = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -162,6 +174,9 @@ def plan(
         torch_executed_ops=torch_executed_ops,
         torch_executed_modules=torch_executed_modules,
         require_full_compilation=require_full_compilation,
+        precision=precision,
+        fp32_ops=fp32_ops,
+        fp32_modules=fp32_modules,
     )
     from builder.console import Reporter, print_json, show_plan
 

@@ -23,6 +23,8 @@ __all__ = [
     "Debug",
     "ExecutedModules",
     "ExecutedOps",
+    "Fp32Modules",
+    "Fp32Ops",
     "Full",
     "Graph",
     "Inputs",
@@ -31,6 +33,7 @@ __all__ = [
     "Model",
     "Name",
     "OutputNames",
+    "PrecisionName",
     "Profiles",
     "Remote",
     "RemoteReadonly",
@@ -74,6 +77,15 @@ Remote = Annotated[
 RemoteReadonly = Annotated[bool, typer.Option("--remote-readonly", help="Take engines from the remote, send none.")]
 CompilerName = Annotated[str | None, typer.Option("--compiler", help="auto, onnxruntime, tensorrt_rtx, inductor, ...")]
 MinBlock = Annotated[int | None, typer.Option(help="Leave engine segments with fewer operators to PyTorch.")]
+PrecisionName = Annotated[
+    str | None, typer.Option("--precision", help="What engines compute in: fp32 (default), tf32, fp16 or bf16.")
+]
+Fp32Ops = Annotated[
+    list[str] | None, typer.Option("--fp32-ops", help="An operator that stays in float32, e.g. aten::gelu.")
+]
+Fp32Modules = Annotated[
+    list[str] | None, typer.Option("--fp32-modules", help="A module that stays in float32, e.g. head or LayerNorm.")
+]
 Profiles = Annotated[
     list[str] | None,
     typer.Option(

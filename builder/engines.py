@@ -17,6 +17,7 @@ from builder.lowering.program import save_program
 from builder.partition.plan import Segment
 from builder.progress import Progress
 from builder.runtime.manifest import SegmentSpec
+from builder.settings import Settings
 from builder.verify.segments import SegmentReference
 
 __all__ = ["CompiledSegment", "Origin", "SegmentCompiler", "engine_components"]
@@ -82,11 +83,13 @@ class Origin:
     versions: Mapping[str, str]
 
 
-def engine_components(compiler: Compiler, fingerprint: Fingerprint, segment: Segment) -> dict[str, object]:
+def engine_components(
+    compiler: Compiler, settings: Settings, fingerprint: Fingerprint, segment: Segment
+) -> dict[str, object]:
     """What the engine key of a segment is made of."""
     return key_components(
         compiler=compiler.name,
-        target=compiler.target(),
+        target=compiler.target(settings),
         fingerprint=fingerprint.components,
         refit=fingerprint.refit,
         inputs=segment.inputs,
@@ -98,7 +101,7 @@ class SegmentCompiler:
     """Compiles the segments of one build.
 
     Args:
-        compiler, session: of the build.
+        compiler, settings, session: of the build.
         cache: where engines come from and go to.
         origin: whose build it is.
         work: an existing directory that keeps what is made.
@@ -109,6 +112,7 @@ class SegmentCompiler:
     def __init__(
         self,
         compiler: Compiler,
+        settings: Settings,
         session: CompilerSession,
         cache: EngineCache,
         origin: Origin,
@@ -117,6 +121,7 @@ class SegmentCompiler:
         progress: Progress,
     ) -> None:
         self._compiler = compiler
+        self._settings = settings
         self._session = session
         self._cache = cache
         self._origin = origin
@@ -148,6 +153,9 @@ class SegmentCompiler:
             reason = self._problem(done, reference) if entry.hit and fingerprint.refit == "weights" else ""
         except RefitError as error:
             if not entry.hit:
+                if self._session.without_refit(segment):
+                    self._progress.note(f"{segment.name} keeps its weights in the engine: {error.what}")
+                    return self.compile(segment, reference)
                 raise
             reason = error.what
         if reason:
@@ -171,7 +179,7 @@ class SegmentCompiler:
         )
 
     def _request(self, segment: Segment, fingerprint: Fingerprint) -> EngineRequest:
-        components = engine_components(self._compiler, fingerprint, segment)
+        components = engine_components(self._compiler, self._settings, fingerprint, segment)
         return EngineRequest(
             key=engine_key(components),
             components=components,

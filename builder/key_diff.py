@@ -13,6 +13,7 @@ from builder.build import load_exported, work_directory
 from builder.cache.key import EngineKey, differences, engine_key
 from builder.cache.maintenance import find_key, show
 from builder.cache.store import LocalStore
+from builder.compilers.base import BuildContext
 from builder.compilers.registry import choose_compiler
 from builder.engines import engine_components
 from builder.partition.partitioner import partition
@@ -74,11 +75,11 @@ def engines_of(spec: BuildSpec, progress: Progress) -> list[EngineSummary]:
     progress.stage("partition")
     found = []
     with work_directory() as work:
-        session = compiler.session(work)
+        session = compiler.session(BuildContext(work, spec.settings))
         for segment in partition(exported, session, spec.settings).segments:
             if segment.kind == "engine":
                 fingerprint = session.fingerprint(segment)
-                components = engine_components(compiler, fingerprint, segment)
+                components = engine_components(compiler, spec.settings, fingerprint, segment)
                 found.append(
                     EngineSummary(
                         segment.name,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from builder.cache import locks
+from builder import locks
 from builder.cache.key import EngineKey
 from builder.cache.options import CacheOptions
 from builder.cache.record import FILES, FileInfo, Record

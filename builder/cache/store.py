@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from builder.cache import locks
+from builder import locks
 from builder.cache.key import EngineKey
 from builder.cache.record import ENTRY_FILE, Record, RecordError, is_key
 from builder.cache.staging import (

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from builder.errors import CompileError
+from builder.errors import CompileError, SpecError
 from builder.lowering.weights import FixedWeight, WeightSpec
 from builder.partition.plan import Segment, SupportOracle
+from builder.progress import Progress, Silent
+from builder.settings import Settings
 
-__all__ = ["Availability", "CompiledArtifact", "Compiler", "CompilerSession", "Fingerprint", "RefitError"]
+__all__ = [
+    "Availability",
+    "BuildContext",
+    "CompiledArtifact",
+    "Compiler",
+    "CompilerSession",
+    "Fingerprint",
+    "RefitError",
+    "check_precision",
+]
 
 
 class RefitError(CompileError):
@@ -35,6 +46,37 @@ class Availability:
     can_run: bool
     version: str = ""
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """What a session works with.
+
+    Args:
+        work: an existing directory that keeps its files for the time of the build.
+        settings: of the build.
+        state: a directory that stays from build to build, made when it is needed; None where nothing is to stay.
+        progress: told what a compilation is at.
+    """
+
+    work: Path
+    settings: Settings = field(default_factory=Settings)
+    state: Path | None = None
+    progress: Progress = field(default_factory=Silent)
+
+
+def check_precision(compiler: str, settings: Settings, taken: Sequence[str]) -> None:
+    """Refuse a precision that a compiler does not have.
+
+    Raises:
+        SpecError: naming those that it has.
+    """
+    if settings.precision not in taken:
+        raise SpecError(
+            f"the compiler {compiler} has no precision {settings.precision!r}",
+            where="settings.precision",
+            fix=f"use one of {', '.join(taken)}, or another compiler",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +138,13 @@ class CompilerSession(SupportOracle, Protocol):
         """
         ...
 
+    def without_refit(self, segment: Segment) -> bool:
+        """Told when an engine that was just compiled does not take its weights.
+
+        Returns: whether the segment's engines are with weights from now on, so that it is worth compiling again.
+        """
+        ...
+
 
 class Compiler(Protocol):
     """Turns lowered segments into engines. Registered under the entry point group `triton_repo_builder.compilers`.
@@ -109,14 +158,15 @@ class Compiler(Protocol):
         """What it can do here. Never raises."""
         ...
 
-    def target(self) -> Mapping[str, Any]:
+    def target(self, settings: Settings) -> Mapping[str, Any]:
         """What its engines are valid for: device kind, versions, architecture. Part of the key."""
         ...
 
-    def session(self, work: Path) -> CompilerSession:
-        """Start a build that keeps its files under an existing directory.
+    def session(self, context: BuildContext) -> CompilerSession:
+        """Start a build.
 
         Raises:
             CompileError: when the compiler cannot build here; says what to install.
+            SpecError: when a setting is not one that it can honour.
         """
         ...

@@ -24,12 +24,14 @@ from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 
 from builder.compilers.aoti_package import WEIGHTS_LIST, WeightsFile, fill_package, strip_package
-from builder.compilers.base import Availability, CompiledArtifact, Fingerprint
+from builder.compilers.base import Availability, BuildContext, CompiledArtifact, Fingerprint, check_precision
 from builder.errors import CompileError
 from builder.lowering.canonical_program import CanonicalProgram, canonical_program
+from builder.lowering.precision import in_precision
 from builder.partition.assign import is_compute
 from builder.partition.plan import Segment
 from builder.recurrence import RECURRENT
+from builder.settings import Settings
 from builder.shape_env import SizesNarrowed, sizes_kept
 from builder.tracing import quiet_torch
 from builder.types import DTYPES
@@ -70,7 +72,7 @@ class InductorCompiler:
         found = _cxx() is not None
         return Availability(True, found, True, torch.__version__, "" if found else _INSTALL)
 
-    def target(self) -> Mapping[str, Any]:
+    def target(self, settings: Settings) -> Mapping[str, Any]:
         """The machine's instruction set, or the GPU's compute capability, and the torch that compiles."""
         target = {
             "torch": torch.__version__,
@@ -88,10 +90,15 @@ class InductorCompiler:
             }
         return {"device": "cpu", **target}
 
-    def session(self, work: Path) -> _Session:
-        """Start a build. Without a C++ compiler it leaves every operator to PyTorch."""
+    def session(self, context: BuildContext) -> _Session:
+        """Start a build. Without a C++ compiler it leaves every operator to PyTorch.
+
+        Raises:
+            SpecError: for a precision that it does not have.
+        """
+        check_precision(self.name, context.settings, ("fp32", "fp16", "bf16"))
         refusal = "" if _cxx() else f"inductor needs a C++ compiler, and there is none: {_INSTALL}"
-        return _Session(work, str(self.target()["device"]), refusal)
+        return _Session(context, str(self.target(context.settings)["device"]), refusal)
 
 
 def _cxx() -> str | None:
@@ -135,8 +142,8 @@ def _cpu_capability() -> str:
 
 
 class _Session:
-    def __init__(self, work: Path, device: str, refusal: str) -> None:
-        self._work = work
+    def __init__(self, context: BuildContext, device: str, refusal: str) -> None:
+        self._context = context
         self._device = device
         self._refusal = refusal
         self._canonical: dict[tuple[str, ...], CanonicalProgram] = {}
@@ -164,7 +171,7 @@ class _Session:
     def canonical(self, segment: Segment) -> CanonicalProgram:
         """The segment without names; made on the first call."""
         if segment.nodes not in self._canonical:
-            self._canonical[segment.nodes] = canonical_program(segment)
+            self._canonical[segment.nodes] = canonical_program(in_precision(segment, self._context.settings.precision))
         return self._canonical[segment.nodes]
 
     def fingerprint(self, segment: Segment) -> Fingerprint:
@@ -198,7 +205,7 @@ class _Session:
         program = canonical.program(made_up)
         tensors = canonical.named(made_up)
         options = {**_OPTIONS, **(_WEIGHTS_APART if tensors else {})}
-        full = Path(tempfile.mkdtemp(dir=self._work)) / _PACKAGE_FILE
+        full = Path(tempfile.mkdtemp(dir=self._context.work)) / _PACKAGE_FILE
         try:
             with quiet_torch(), torch.no_grad(), sizes_kept(program):
                 if self._device != "cpu":

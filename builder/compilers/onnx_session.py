@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from torch.export import ExportedProgram
 
-from builder.compilers.base import CompiledArtifact, Fingerprint
+from builder.compilers.base import BuildContext, CompiledArtifact, Fingerprint
 from builder.lowering.onnx import LoweredSegment, LoweringFailure, lower_to_onnx
+from builder.lowering.precision import in_precision, without_double
 from builder.lowering.torch_onnx import decompose_for_onnx, untranslatable
 from builder.partition.assign import is_compute
 from builder.partition.plan import Segment
@@ -28,15 +29,17 @@ class OnnxSession(abc.ABC):
     Attributes:
         library: the compiler's name in messages.
         io_dtypes: what can cross an engine's boundary.
+        only_float32: operators that it has no reduced precision for.
         bounded: whether each size at a boundary needs an upper bound.
     """
 
-    library: ClassVar[str]
+    library: str
     io_dtypes: ClassVar[frozenset[str]] = frozenset(DTYPES)
+    only_float32: ClassVar[frozenset[str]] = frozenset()
     bounded: ClassVar[bool] = False
 
-    def __init__(self, work: Path) -> None:
-        self._work = work
+    def __init__(self, context: BuildContext) -> None:
+        self.context = context
         self._lowered: dict[tuple[str, ...], LoweredSegment] = {}
 
     @abc.abstractmethod
@@ -88,7 +91,21 @@ class OnnxSession(abc.ABC):
                 refused.update((n.name, reason) for n in beside)
         return refused
 
+    def _converted(self, segment: Segment) -> Segment:
+        """The segment in the precision of the build."""
+        settings = self.context.settings
+        if settings.truncate_double and "float64" not in self.io_dtypes:
+            segment = without_double(segment)
+        return in_precision(segment, settings.precision, self.only_float32)
+
     def _refusal(self, tensor: TensorSpec) -> str | None:
+        if tensor.dtype == "float64" and tensor.dtype not in self.io_dtypes:
+            if self.context.settings.truncate_double:
+                return None
+            return (
+                f"{self.library} has no float64 inputs and outputs, and {tensor.name!r} would be one; "
+                "truncate_double lets it compute in float32"
+            )
         if tensor.dtype not in self.io_dtypes:
             return f"{self.library} has no {tensor.dtype} inputs and outputs, and {tensor.name!r} would be one"
         if self.bounded and any(d.max is None for d in tensor.dims):
@@ -102,9 +119,9 @@ class OnnxSession(abc.ABC):
             LoweringFailure: when torch's exporter refuses it.
         """
         if segment.nodes not in self._lowered:
-            directory = self._work / f"lowered_{len(self._lowered)}"
+            directory = self.context.work / f"lowered_{len(self._lowered)}"
             directory.mkdir(exist_ok=True)
-            self._lowered[segment.nodes] = lower_to_onnx(segment, directory)
+            self._lowered[segment.nodes] = lower_to_onnx(self._converted(segment), directory)
         return self._lowered[segment.nodes]
 
     @abc.abstractmethod
@@ -114,3 +131,7 @@ class OnnxSession(abc.ABC):
     def refit(self, segment: Segment, engine: Path, directory: Path) -> CompiledArtifact:
         """Only for compilers whose fingerprint says that they refit."""
         raise NotImplementedError(f"{self.library} engines are not refitted")
+
+    def without_refit(self, segment: Segment) -> bool:
+        """Most compilers refit all or nothing."""
+        return False

@@ -15,12 +15,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from builder.compilers.base import Availability, CompiledArtifact, Fingerprint, RefitError
+from builder.compilers.base import (
+    Availability,
+    BuildContext,
+    CompiledArtifact,
+    Fingerprint,
+    RefitError,
+    check_precision,
+)
 from builder.compilers.onnx_session import OnnxSession
 from builder.errors import CompileError
 from builder.lowering.onnx import GRAPH_FILE, WEIGHTS_FILE, LoweredSegment, external_weights
 from builder.lowering.torch_onnx import OPSET
 from builder.partition.plan import Segment
+from builder.settings import Settings
 
 __all__ = ["OnnxRuntimeCompiler"]
 
@@ -38,19 +46,21 @@ class OnnxRuntimeCompiler:
             return Availability(False, False, False, detail=_INSTALL)
         return Availability(True, True, True, _version())
 
-    def target(self) -> Mapping[str, Any]:
+    def target(self, settings: Settings) -> Mapping[str, Any]:
         """An ONNX graph is not tied to a machine; the version is that which has proved to load it."""
         return {"device": "cpu", "onnxruntime": _version()}
 
-    def session(self, work: Path) -> _Session:
+    def session(self, context: BuildContext) -> _Session:
         """Start a build.
 
         Raises:
             CompileError: when onnxruntime is not installed.
+            SpecError: for a precision that it does not have.
         """
         if importlib.util.find_spec("onnxruntime") is None:
             raise CompileError("the compiler onnxruntime is not installed", fix=_INSTALL)
-        return _Session(work)
+        check_precision(self.name, context.settings, ("fp32", "fp16", "bf16"))
+        return _Session(context)
 
 
 def _version() -> str:
@@ -64,6 +74,8 @@ def _version() -> str:
 
 class _Session(OnnxSession):
     library = "ONNX Runtime"
+    # A float16 LSTM crashes the process when it is optimised for the CPU.
+    only_float32 = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
     def parse(self, lowered: LoweredSegment) -> Mapping[str | None, str]:
         message = _load_failure(lowered.graph)

@@ -20,6 +20,7 @@ from torch.export.graph_signature import InputKind
 from builder.errors import CompileError
 from builder.hashing import file_digest
 from builder.lowering.canonical import canonicalise
+from builder.lowering.precision import ORIGIN
 from builder.lowering.structure import structural_weights
 from builder.lowering.torch_onnx import OPSET
 from builder.lowering.weights import FixedWeight, WeightSpec, dtype_name, refusal
@@ -230,7 +231,7 @@ def _tagged(segment: Segment) -> Iterator[None]:
             saved[node] = node.meta.get("nn_module_stack")
             node.meta["nn_module_stack"] = {
                 **(saved[node] or {}),
-                _SEGMENT_NODE: (f"{_SEGMENT_NODE}={node.name}", "node"),
+                _SEGMENT_NODE: (f"{_SEGMENT_NODE}={node.meta.get(ORIGIN, node.name)}", "node"),
             }
     try:
         yield

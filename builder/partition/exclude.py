@@ -1,4 +1,4 @@
-"""What the user leaves to PyTorch: operators and modules by name."""
+"""What the user names for PyTorch to run, or for float32: operators and modules."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from builder.errors import SpecError, did_you_mean
 from builder.partition.assign import is_compute, operator_name
 from builder.tracing import own_name
 
-__all__ = ["excluded_modules", "excluded_operators"]
+__all__ = ["nodes_of_modules", "nodes_of_operators"]
 
 
-def excluded_operators(program: ExportedProgram, names: Sequence[str]) -> dict[str, str]:
-    """{node: reason} for operators that `torch_executed_ops` names.
+def nodes_of_operators(program: ExportedProgram, setting: str, names: Sequence[str]) -> dict[str, str]:
+    """{node: which of the names it has} for the operators that a setting names.
 
     Args:
+        setting: "torch_executed_ops", for the error.
         names: `aten::gelu`, `torch.ops.aten.gelu`, `aten.gelu.default`; all mean every overload.
     Raises:
         SpecError: when the model has no such operator.
@@ -27,16 +28,15 @@ def excluded_operators(program: ExportedProgram, names: Sequence[str]) -> dict[s
     present = {node.name: _plain_operator(operator_name(node)) for node in program.graph.nodes if is_compute(node)}
     for plain, name in wanted.items():
         if plain not in present.values():
-            raise _unknown("torch_executed_ops", name, plain, "operator", set(present.values()))
-    return {
-        node: f"excluded by torch_executed_ops ({wanted[plain]})" for node, plain in present.items() if plain in wanted
-    }
+            raise _unknown(setting, name, plain, "operator", set(present.values()))
+    return {node: wanted[plain] for node, plain in present.items() if plain in wanted}
 
 
-def excluded_modules(program: ExportedProgram, names: Sequence[str]) -> dict[str, str]:
-    """{node: reason} for operators inside of modules that `torch_executed_modules` names.
+def nodes_of_modules(program: ExportedProgram, setting: str, names: Sequence[str]) -> dict[str, str]:
+    """{node: which of the names it is inside of} for the operators of modules that a setting names.
 
     Args:
+        setting: "torch_executed_modules", for the error.
         names: of a module in the model (`encoder.layers.0`), or of a class (`torch.nn.LayerNorm`,
             `LayerNorm`); both with everything inside.
     Raises:
@@ -55,10 +55,10 @@ def excluded_modules(program: ExportedProgram, names: Sequence[str]) -> dict[str
         for name in names:
             if name in inside:
                 used.add(name)
-                found.setdefault(node.name, f"excluded by torch_executed_modules ({name})")
+                found.setdefault(node.name, name)
     for name in names:
         if name not in used:
-            raise _unknown("torch_executed_modules", name, name, "module or class", known)
+            raise _unknown(setting, name, name, "module or class", known)
     return found
 
 

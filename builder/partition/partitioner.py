@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import torch
 from torch.export import ExportedProgram
@@ -13,7 +13,7 @@ from builder.errors import PartitionError
 from builder.export import ExportedModel
 from builder.inputs import Input
 from builder.partition.assign import ENGINE, assign_levels, is_compute, operator_name
-from builder.partition.exclude import excluded_modules, excluded_operators
+from builder.partition.exclude import nodes_of_modules, nodes_of_operators
 from builder.partition.extract import Extraction
 from builder.partition.plan import FallbackOperator, PartitionPlan, Segment, SupportOracle
 from builder.partition.ranges import tensor_spec
@@ -35,25 +35,28 @@ def partition(
     Args:
         model: the exported model.
         oracle: of the compiler.
-        settings: `min_block_size`, `torch_executed_ops`, `torch_executed_modules` and
-            `require_full_compilation` count.
+        settings: `min_block_size`, `torch_executed_ops`, `torch_executed_modules`, `fp32_ops`,
+            `fp32_modules` and `require_full_compilation` count.
         refused: nodes that a failed build has shown to be unsupported, with the reason.
     Raises:
-        SpecError: when an operator or module is excluded that the model does not have.
+        SpecError: when an operator or module is named that the model does not have.
         PartitionError: when `require_full_compilation` is set and something falls back; it lists
             everything that does.
     """
     program = oracle.prepare(model.program)
     symbols = symbol_ranges(program, model.inputs, model.bounds)
     reasons = {
-        **excluded_operators(program, settings.torch_executed_ops),
-        **excluded_modules(program, settings.torch_executed_modules),
+        **_excluded(program, settings),
         **oracle.screen(program),
         **(refused or {}),
     }
+    float32 = {
+        *nodes_of_operators(program, "fp32_ops", settings.fp32_ops),
+        *nodes_of_modules(program, "fp32_modules", settings.fp32_modules),
+    }
     while True:
         assignment = assign_levels(program, reasons.keys(), settings.min_block_size)
-        segments = _split(program, model, symbols, assignment.levels)
+        segments = _split(program, model, symbols, assignment.levels, float32)
         found: dict[str, str] = {}
         for segment in segments:
             if segment.kind == "engine":
@@ -78,6 +81,15 @@ def partition(
     return plan
 
 
+def _excluded(program: ExportedProgram, settings: Settings) -> dict[str, str]:
+    operators = nodes_of_operators(program, "torch_executed_ops", settings.torch_executed_ops)
+    modules = nodes_of_modules(program, "torch_executed_modules", settings.torch_executed_modules)
+    return {
+        **{node: f"excluded by torch_executed_ops ({name})" for node, name in operators.items()},
+        **{node: f"excluded by torch_executed_modules ({name})" for node, name in modules.items()},
+    }
+
+
 def _input_specs(inputs: Sequence[Input]) -> tuple[TensorSpec, ...]:
     return tuple(map(_input_spec, inputs))
 
@@ -99,7 +111,11 @@ def _value_names(program: ExportedProgram, model: ExportedModel) -> dict[torch.f
 
 
 def _split(
-    program: ExportedProgram, model: ExportedModel, symbols: Mapping[SymbolName, Range], levels: Mapping[str, int]
+    program: ExportedProgram,
+    model: ExportedModel,
+    symbols: Mapping[SymbolName, Range],
+    levels: Mapping[str, int],
+    float32: Set[str],
 ) -> list[Segment]:
     members: dict[int, list[torch.fx.Node]] = {}
     for node in program.graph.nodes:
@@ -128,6 +144,7 @@ def _split(
                 operators=dict(sorted(Counter(operator_name(n) for n in cut.nodes if is_compute(n)).items())),
                 nodes=tuple(n.name for n in cut.nodes),
                 profiles=tuple(tuple(spec(n, known) for n in cut.boundary) for known in narrowed),
+                float32_nodes=frozenset(n.name for n in cut.nodes if n.name in float32),
             )
         )
     return segments

@@ -28,6 +28,7 @@ class Segment:
         operators: how often each operator is in it.
         nodes: names of its nodes in the whole program.
         profiles: its inputs in each optimization profile of the model; at least one.
+        float32_nodes: those of its nodes that stay in float32 whatever the precision.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Segment:
     operators: Mapping[str, int]
     nodes: tuple[str, ...] = field(repr=False)
     profiles: tuple[tuple[TensorSpec, ...], ...] = field(repr=False)
+    float32_nodes: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def engine_profiles(self) -> tuple[tuple[TensorSpec, ...], ...]:

@@ -39,7 +39,11 @@ class RuntimeModel:
         if device is None:
             device = "cuda:0" if self.manifest.target.get("device") == "cuda" else "cpu"
         self._steps = [
-            (segment, load_runner(segment, directory, device=device, threads=threads), SizeCheck(segment.outputs))
+            (
+                segment,
+                load_runner(segment, directory, device=device, threads=threads, settings=self.manifest.settings),
+                SizeCheck(segment.outputs),
+            )
             for segment in self.manifest.segments
         ]
         self._profiles = ProfileChooser(self.manifest.profiles or (self.manifest.inputs,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,7 +31,14 @@ class Runner(Protocol):
         ...
 
 
-def load_runner(segment: SegmentSpec, directory: Path, *, device: str = "cpu", threads: int | None = None) -> Runner:
+def load_runner(
+    segment: SegmentSpec,
+    directory: Path,
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Runner:
     """Load the artifact of a segment.
 
     Args:
@@ -39,6 +46,7 @@ def load_runner(segment: SegmentSpec, directory: Path, *, device: str = "cpu", t
         directory: the version directory.
         device: "cpu", or "cuda:N" for what runs on a GPU.
         threads: of the CPU for one operator; None leaves it to the library.
+        settings: of the build, as they stand in the manifest.
     Raises:
         CompileError: when its library is not installed here, or refuses the artifact.
     """
@@ -50,10 +58,10 @@ def load_runner(segment: SegmentSpec, directory: Path, *, device: str = "cpu", t
             return _OnnxRuntimeRunner(path, len(segment.inputs), len(segment.outputs), threads)
         if segment.compiler == "inductor":
             return _InductorRunner(path, device)
-        if segment.compiler == "tensorrt_rtx":
+        if segment.compiler in ("tensorrt", "tensorrt_rtx"):
             from builder.runtime.tensorrt import TensorRTRunner
 
-            return TensorRTRunner(path, segment, device)
+            return TensorRTRunner(path, segment, device, (settings or {}).get("tensorrt", {}))
     except ImportError as error:
         raise CompileError(
             f"{segment.name} needs {segment.compiler}, which is not installed here: {error}",

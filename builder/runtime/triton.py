@@ -56,9 +56,20 @@ class TritonModel:
                 for o in self._manifest.outputs
                 if not wanted or o.tensor.name in wanted
             ]
+            self._wait_for(outputs)
             return utils.InferenceResponse(output_tensors=tensors)
         except BuilderError as error:
             return utils.InferenceResponse(output_tensors=[], error=utils.TritonError(str(error)))
+
+    @staticmethod
+    def _wait_for(outputs: Mapping[str, Value]) -> None:
+        """Triton reads what lies on a GPU on a stream of its own, so that it must be there."""
+        for value in outputs.values():
+            if not isinstance(value, np.ndarray) and value.is_cuda:
+                import torch
+
+                torch.cuda.current_stream(value.device).synchronize()
+                return
 
     def _input(self, request: Any, spec: TensorSpec) -> Value:
         tensor = self._utils.get_input_tensor_by_name(request, spec.name)

@@ -14,7 +14,7 @@ from builder.errors import BuilderError, SpecError, VerificationError
 from builder.export import EagerModel
 from builder.inputs import Input
 from builder.runtime.values import Value, to_numpy, to_torch
-from builder.settings import VerifySettings
+from builder.settings import Settings
 from builder.types import DTYPES
 from builder.verify.samples import Point, make_tensors, points
 
@@ -25,12 +25,16 @@ __all__ = [
     "compare_outputs",
     "compare_tensors",
     "request_of",
+    "tolerances",
     "verify_model",
 ]
 
 # Relative to the largest magnitude of an output. float32 leaves room for another order of summation.
 _RTOL = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2, "bfloat16": 4e-2}
 _ATOL = {"float64": 1e-9, "float32": 1e-6, "float16": 1e-4, "bfloat16": 1e-3}
+
+# tf32 has the mantissa of float16.
+_COMPUTED = {"tf32": "float16", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class VerificationReport:
 def verify_model(
     model: EagerModel,
     compiled: Callable[[dict[str, Value]], Mapping[str, Value]],
-    settings: VerifySettings,
+    settings: Settings,
     on_point: Callable[[int, Point], None] = lambda count, point: None,
 ) -> VerificationReport:
     """Run both at all corners of the ranges and at random points; with several profiles, at those of each.
@@ -95,7 +99,7 @@ def verify_model(
     Args:
         model: the reference.
         compiled: takes tensors by input name, gives tensors by output name; in-process or served.
-        settings: tolerances, number of points and seed.
+        settings: precision, tolerances, number of points and seed.
         on_point: told before each point.
     Raises:
         VerificationError: at the first point at which an output is too far off; names the output,
@@ -105,7 +109,7 @@ def verify_model(
     worst: dict[str, OutputError] = {}
     count = 0
     for inputs, point in _profiled_points(model, settings):
-        tensors = make_tensors(inputs, point, settings.seed + count)
+        tensors = make_tensors(inputs, point, settings.verify.seed + count)
         on_point(count, point)
         expected = _eager(model, tensors, point)
         actual = _compiled(compiled, request_of(model, tensors), point)
@@ -121,12 +125,13 @@ def verify_model(
     return VerificationReport(True, count, tuple(worst.values()))
 
 
-def _profiled_points(model: EagerModel, settings: VerifySettings) -> Iterator[tuple[tuple[Input, ...], Point]]:
+def _profiled_points(model: EagerModel, settings: Settings) -> Iterator[tuple[tuple[Input, ...], Point]]:
     """The points of each profile with the inputs that they are for, each once."""
     seen = set()
+    verify = settings.verify
     for inputs in model.profiles:
         for point in points(
-            inputs, max_corners=settings.max_corners, random_count=settings.random_points, seed=settings.seed
+            inputs, max_corners=verify.max_corners, random_count=verify.random_points, seed=verify.seed
         ):
             key = tuple(point.sizes.items())
             if key not in seen:
@@ -157,7 +162,7 @@ def _check_repeats(
     model: EagerModel,
     tensors: Sequence[torch.Tensor],
     first: Mapping[str, torch.Tensor],
-    settings: VerifySettings,
+    settings: Settings,
     point: Point,
 ) -> None:
     """A model that draws random numbers differs from itself; that is not the compiler's fault."""
@@ -187,7 +192,7 @@ def _compiled(
 
 
 def compare_outputs(
-    expected: Mapping[str, torch.Tensor], actual: Mapping[str, Value], settings: VerifySettings, where: str
+    expected: Mapping[str, torch.Tensor], actual: Mapping[str, Value], settings: Settings, where: str
 ) -> dict[str, Difference]:
     """The difference of each output.
 
@@ -212,7 +217,7 @@ def compare_outputs(
     return differences
 
 
-def compare_tensors(expected: torch.Tensor, actual: torch.Tensor, settings: VerifySettings) -> Difference:
+def compare_tensors(expected: torch.Tensor, actual: torch.Tensor, settings: Settings) -> Difference:
     """The difference of two tensors by the tolerance for their dtype; integers and booleans must be equal.
 
     An infinity or NaN must stand at the same place in both.
@@ -228,8 +233,7 @@ def compare_tensors(expected: torch.Tensor, actual: torch.Tensor, settings: Veri
         unequal = int((expected != actual).sum())
         return Difference(float(unequal), float(unequal), f"{unequal} elements are not equal" if unequal else "")
     dtype = str(expected.dtype).removeprefix("torch.")
-    rtol = _RTOL[dtype] if settings.rtol is None else settings.rtol
-    atol = _ATOL[dtype] if settings.atol is None else settings.atol
+    rtol, atol = tolerances(dtype, settings)
     reference, value = expected.double(), actual.double()
     finite = reference.isfinite()
     same_odd = torch.equal(finite, value.isfinite()) and torch.equal(
@@ -247,6 +251,15 @@ def compare_tensors(expected: torch.Tensor, actual: torch.Tensor, settings: Veri
             absolute, relative, f"relative error {relative:.2e} (absolute {absolute:.2e}), allowed {rtol:.0e}"
         )
     return Difference(absolute, relative if math.isfinite(relative) else 0.0)
+
+
+def tolerances(dtype: str, settings: Settings) -> tuple[float, float]:
+    """(relative, absolute): what the user says, else those for the output's dtype or for what engines compute in, whichever is coarser."""
+    verify = settings.verify
+    computed = _COMPUTED.get(settings.precision, dtype)
+    rtol = max(_RTOL[dtype], _RTOL[computed]) if verify.rtol is None else verify.rtol
+    atol = max(_ATOL[dtype], _ATOL[computed]) if verify.atol is None else verify.atol
+    return rtol, atol
 
 
 def _described(tensor: torch.Tensor) -> str:

@@ -15,7 +15,7 @@ from builder.partition.plan import PartitionPlan, Segment
 from builder.runtime.manifest import SegmentSpec
 from builder.runtime.runners import load_runner
 from builder.runtime.values import to_torch
-from builder.settings import VerifySettings
+from builder.settings import Settings
 from builder.verify.compare import compare_tensors
 from builder.verify.samples import make_tensors, opt_point
 
@@ -30,15 +30,16 @@ class SegmentReference:
     Args:
         model: the exported model.
         plan: its segments.
-        settings: tolerances, and the seed of the inputs.
+        settings: of the build: precision, tolerances and the seed of the inputs.
     """
 
-    def __init__(self, model: ExportedModel, plan: PartitionPlan, settings: VerifySettings) -> None:
+    def __init__(self, model: ExportedModel, plan: PartitionPlan, settings: Settings) -> None:
         self._settings = settings
+        self._build = settings.model_dump(mode="json")
         self._segments = plan.segments
         self._done = 0
         inputs = model.profiles[0]
-        tensors = make_tensors(inputs, opt_point(inputs), settings.seed)
+        tensors = make_tensors(inputs, opt_point(inputs), settings.verify.seed)
         self._values = {i.name or "": t for i, t in zip(inputs, tensors, strict=True)}
 
     def problem(self, segment: Segment, spec: SegmentSpec, directory: Path, device: str) -> str:
@@ -52,7 +53,9 @@ class SegmentReference:
             self._run(self._segments[self._done])
             self._done += 1
         try:
-            given = load_runner(spec, directory, device=device).run([self._values[t.name] for t in segment.inputs])
+            given = load_runner(spec, directory, device=device, settings=self._build).run(
+                [self._values[t.name] for t in segment.inputs]
+            )
         except (BuilderError, RuntimeError, ValueError) as error:
             return f"it does not run: {' '.join(str(error).split())[:300]}"
         for tensor, value in zip(segment.outputs, given, strict=True):

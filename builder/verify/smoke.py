@@ -62,6 +62,8 @@ def smoke(spec: BuildSpec, root: Path, progress: Progress, *, urls: Mapping[str,
     manifest = Manifest.read(directory)
     progress.stage("load")
     eager = _reference(spec, manifest)
+    built = {"precision": manifest.settings.get("precision", "fp32")}
+    settings = spec.settings.model_copy(update=built)
     with _server(spec.name, root, urls) as (where, found):
         progress.note(f"calling {where}")
         reports = {}
@@ -71,7 +73,7 @@ def smoke(spec: BuildSpec, root: Path, progress: Progress, *, urls: Mapping[str,
                 reports[protocol] = verify_model(
                     eager,
                     _caller(client, manifest),
-                    spec.settings.verify,
+                    settings,
                     lambda count, point: progress.step(str(point), count, 0),
                 )
     return SmokeResult(where, int(directory.name), reports)

@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("tensorrt_rtx")
 
 from builder.build import build
+from builder.compilers.base import BuildContext
 from builder.compilers.tensorrt.compiler import TensorRTRTXCompiler, optimization_profiles
 from builder.errors import CompileError
 from builder.export import export_model
@@ -33,7 +34,7 @@ MAGIC = b"vtrt"
 def planned(tmp_path: Path, module: torch.nn.Module, *inputs: str, profiles: tuple[str, ...] = ()) -> PartitionPlan:
     given = [parse_profile(p, p) for p in profiles]
     exported = export_model(module.eval(), [parse_input(i) for i in inputs], profiles=given)
-    return partition(exported, TensorRTRTXCompiler().session(tmp_path), Settings())
+    return partition(exported, TensorRTRTXCompiler().session(BuildContext(tmp_path)), Settings())
 
 
 @pytest.mark.parametrize(("model", "engines"), [(CONVNET, 1), (HYBRID, 2)])
@@ -118,7 +119,7 @@ def test_what_parses_and_does_not_build_is_left_to_pytorch(tmp_path: Path) -> No
 
 def test_an_engine_has_each_profile_once(tmp_path: Path) -> None:
     plan = planned(tmp_path, hybrid(), HYBRID[1], profiles=("B=1, T=2:4:8", "B=4:8:32, T=8:16:64"))
-    session = TensorRTRTXCompiler().session(tmp_path)
+    session = TensorRTRTXCompiler().session(BuildContext(tmp_path))
     for segment in (s for s in plan.segments if s.kind == "engine"):
         import tensorrt_rtx as trt
 

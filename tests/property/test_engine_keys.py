@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from builder.cache.key import engine_key
+from builder.compilers.base import BuildContext
 from builder.compilers.inductor import InductorCompiler
 from builder.compilers.onnxruntime import OnnxRuntimeCompiler
 from builder.engines import engine_components
@@ -190,7 +191,7 @@ def keys(module: nn.Module, compiler: str, text: str = INPUT) -> list[str]:
     """
     made = COMPILERS[compiler]()
     with tempfile.TemporaryDirectory() as work:
-        session = made.session(Path(work))
+        session = made.session(BuildContext(Path(work)))
         plan = partition(export_model(module.eval(), [parse_input(text)]), session, Settings())
         found = []
         places = {t.name: f"input {i}" for i, t in enumerate(plan.inputs)}
@@ -199,7 +200,7 @@ def keys(module: nn.Module, compiler: str, text: str = INPUT) -> list[str]:
             found.append(str([places[t.name] for t in segment.inputs]))
             fingerprint = session.fingerprint(segment)
             assert not fingerprint.unsure
-            found.append(engine_key(engine_components(made, fingerprint, segment)))
+            found.append(engine_key(engine_components(made, Settings(), fingerprint, segment)))
         found.append(str([places[o.value] for o in plan.outputs]))
         return found
 

@@ -9,12 +9,12 @@ import torch
 
 from builder.errors import VerificationError
 from builder.inputs import parse_input, resolve_names
-from builder.settings import VerifySettings
+from builder.settings import Settings
 from builder.verify.compare import compare_outputs, compare_tensors
 from builder.verify.samples import corner_points, extreme_points, make_tensors, points, random_points
 
 INPUTS = resolve_names([parse_input("a=int64[B=1:8:32, T=8:64:256] in 5..9"), parse_input("b=float32[B, 3, 2:4:6%2]")])
-DEFAULTS = VerifySettings()
+DEFAULTS = Settings()
 
 
 def test_corners_are_every_combination() -> None:

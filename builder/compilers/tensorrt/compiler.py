@@ -1,217 +1,191 @@
-"""TensorRT-RTX: its ONNX parser answers what it supports, its builder makes plans, both without a GPU.
-
-Facts behind the code: networks are strongly typed, so precision is in the graph; the parser's
-support query flags everything between two failing nodes "unknown", so only the errors count; a
-failed build returns None and its reason goes to the logger alone.
-"""
+"""TensorRT and TensorRT-RTX behind the compiler protocol: one adapter, two flavours."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-import platform
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from builder.compilers.base import Availability, CompiledArtifact, Fingerprint
+from builder.compilers.base import (
+    Availability,
+    BuildContext,
+    CompiledArtifact,
+    Fingerprint,
+    RefitError,
+    check_precision,
+)
 from builder.compilers.onnx_session import OnnxSession
+from builder.compilers.tensorrt.build import build_plan
+from builder.compilers.tensorrt.config import builder_config, keyed_settings
+from builder.compilers.tensorrt.flavour import TENSORRT, TENSORRT_RTX, Flavour
+from builder.compilers.tensorrt.network import ParsedNetwork, WeightlessGraph, empty_network, parse_network
+from builder.compilers.tensorrt.profiles import POINTS, optimization_profiles
+from builder.compilers.tensorrt.refit import can_strip, refit_flags, refit_plan
+from builder.compilers.tensorrt.target import device_digest, engine_target, runs_here
+from builder.compilers.tensorrt.timing import timing_cache
 from builder.errors import CompileError
 from builder.hashing import file_digest
 from builder.lowering.onnx import WEIGHTS_FILE, LoweredSegment
 from builder.lowering.torch_onnx import OPSET
 from builder.partition.plan import Segment
-from builder.types import TensorSpec
+from builder.settings import Settings
 
-__all__ = ["TensorRTRTXCompiler"]
+__all__ = ["TensorRTCompiler", "TensorRTRTXCompiler"]
 
-_INSTALL = "pip install 'triton-repo-builder[tensorrt-rtx]'"
 _PLAN_FILE = "model.plan"
-_POINTS = ("min", "opt", "max")
-
-# Compute capabilities that TensorRT-RTX takes: Turing, Ampere, Ada and consumer Blackwell, not data-centre Hopper.
-_CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (12, 0), (12, 1)}
 
 
-class TensorRTRTXCompiler:
-    """`tensorrt_rtx` behind the compiler protocol. Full plans: weights are part of them."""
-
-    name: ClassVar[str] = "tensorrt_rtx"
+class _Compiler:
+    flavour: ClassVar[Flavour]
 
     def availability(self) -> Availability:
-        """It builds wherever it is installed; running needs a GPU that it supports."""
-        if importlib.util.find_spec("tensorrt_rtx") is None:
-            return Availability(False, False, False, detail=_INSTALL)
-        can_run, reason = _can_run()
-        return Availability(True, True, can_run, _version(), reason)
+        """TensorRT-RTX builds wherever it is installed; the rest needs a GPU."""
+        flavour = self.flavour
+        if not flavour.installed:
+            return Availability(False, False, False, detail=flavour.install)
+        can_run, reason = runs_here(flavour)
+        return Availability(True, can_run or flavour.is_rtx, can_run, flavour.version, reason)
 
-    def target(self) -> Mapping[str, Any]:
-        """Without explicit targets a plan runs on every GPU family of this TensorRT-RTX release, on any OS."""
-        return {"device": "cuda", "tensorrt_rtx": _version(), "machine": platform.machine()}
+    def target(self, settings: Settings) -> Mapping[str, Any]:
+        """Version, CUDA and GPU."""
+        return engine_target(self.flavour, settings.tensorrt)
 
-    def session(self, work: Path) -> _Session:
+    def session(self, context: BuildContext) -> _Session:
         """Start a build.
 
         Raises:
-            CompileError: when tensorrt_rtx is not installed, or its libraries do not load.
+            CompileError: when the flavour is not installed, too old, or its libraries do not load.
+            SpecError: when it has no such setting.
         """
-        if importlib.util.find_spec("tensorrt_rtx") is None:
-            raise CompileError("the compiler tensorrt_rtx is not installed", fix=_INSTALL)
-        try:
-            import tensorrt_rtx
-        except Exception as error:
-            raise CompileError(f"tensorrt_rtx is installed but does not import: {error}", fix=_INSTALL) from error
-        return _Session(work, tensorrt_rtx)
+        trt = self.flavour.load()
+        check_precision(self.flavour.name, context.settings, ("fp32", "tf32", "fp16", "bf16"))
+        return _Session(context, trt, self.flavour)
 
 
-def _version() -> str:
-    try:
-        return importlib.metadata.version("tensorrt_rtx")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+class TensorRTCompiler(_Compiler):
+    """`tensorrt` behind the compiler protocol."""
+
+    name: ClassVar[str] = "tensorrt"
+    flavour = TENSORRT
 
 
-def _can_run() -> tuple[bool, str]:
-    """Whether a plan can run on this machine, and what is in the way if not."""
-    import torch
+class TensorRTRTXCompiler(_Compiler):
+    """`tensorrt_rtx` behind the compiler protocol."""
 
-    if not torch.cuda.is_available():
-        return False, "it builds here, but running needs an NVIDIA GPU, and torch sees none"
-    capability = torch.cuda.get_device_capability()
-    if capability not in _CAPABILITIES:
-        major, minor = capability
-        return False, f"it builds here, but TensorRT-RTX does not run on a GPU of compute capability {major}.{minor}"
-    return True, ""
+    name: ClassVar[str] = "tensorrt_rtx"
+    flavour = TENSORRT_RTX
 
 
 class _Session(OnnxSession):
-    library = "TensorRT-RTX"
     # Others are refused by the parser, or silently narrowed (float64).
     io_dtypes = frozenset({"float32", "float16", "bfloat16", "int32", "int64", "int8", "uint8", "bool"})
     bounded = True
 
-    def __init__(self, work: Path, trt: Any) -> None:
-        super().__init__(work)
+    def __init__(self, context: BuildContext, trt: Any, flavour: Flavour) -> None:
+        super().__init__(context)
+        self.library = flavour.library
         self._trt = trt
+        self._flavour = flavour
+        self._settings = context.settings.tensorrt
+        self._parsed: dict[Path, ParsedNetwork] = {}
+        # Segments whose engines turned out not to take all of their weights.
+        self._whole: set[tuple[str, ...]] = set()
+        # That all settings are taken is told now, not after minutes.
+        _, builder, _ = empty_network(trt)
+        builder_config(trt, flavour, builder, context.settings)
+
+    @functools.cached_property
+    def _refit(self) -> str:
+        mode = self._settings.refit
+        if mode == "none" or can_strip(self._trt, mode):
+            return mode
+        self.context.progress.note(
+            f"{self.library} cannot build engines without weights on this machine, so every fine-tune is a new engine"
+        )
+        return "none"
+
+    def _mode(self, segment: Segment) -> str:
+        return "none" if segment.nodes in self._whole else self._refit
 
     def parse(self, lowered: LoweredSegment) -> Mapping[str | None, str]:
-        trt = self._trt
-        logger, _, network = _network(trt)
-        parser = trt.OnnxParser(network, logger)
-        taken = parser.supports_model_v2(lowered.graph.read_bytes(), str(lowered.graph))
-        if not taken:
-            return _errors(parser, lowered) or {None: _said(logger, "the parser refuses the graph")}
-        # Bytes that hold no graph are "supported" too, in no subgraph.
-        if parser.num_subgraphs < 1:
-            return {None: "TensorRT's parser found no subgraph"}
-        return {}
+        # What parses is built from the same network; only what does not is asked about in detail.
+        parsed, refused = parse_network(self._trt, self._flavour, lowered, self._settings.plugins)
+        if parsed is not None:
+            self._parsed[lowered.directory] = parsed
+        return refused
 
     def fingerprint(self, segment: Segment) -> Fingerprint:
-        # Its builder strips no plan on a machine without a GPU, so weights are part of it.
         lowered = self.lowered(segment)
-        weights = lowered.directory / WEIGHTS_FILE
+        mode = self._mode(segment)
         components: dict[str, Any] = {
             "ir": f"onnx opset {OPSET}",
             "graph": lowered.graph_digest,
-            "weights": file_digest(weights) if weights.exists() else "",
+            "settings": keyed_settings(self.context.settings),
+            "mode": mode,
         }
+        if mode != "weights":
+            weights = lowered.directory / WEIGHTS_FILE
+            components["weights"] = file_digest(weights) if weights.exists() else ""
         if len(segment.engine_profiles) > 1:
             components["profiles"] = [
-                [{p: list(t.shape(p)) for p in _POINTS} for t in inputs] for inputs in segment.engine_profiles
+                [{p: list(t.shape(p)) for p in POINTS} for t in inputs] for inputs in segment.engine_profiles
             ]
-        return Fingerprint(components, text=lowered.text())
+        values = [[list(t.values) if t.values else None for t in inputs] for inputs in segment.engine_profiles]
+        if any(v for profile in values for v in profile):
+            components["values"] = values
+        return Fingerprint(
+            components,
+            text=lowered.text(),
+            refit="none" if mode == "none" else "weights",
+            weights=lowered.weights,
+            fixed=lowered.fixed,
+        )
 
     def compile(self, segment: Segment, directory: Path) -> CompiledArtifact:
-        trt = self._trt
+        trt, flavour = self._trt, self._flavour
         lowered = self.lowered(segment)
-        logger, builder, network = _network(trt)
-        parser = trt.OnnxParser(network, logger)
-        if not parser.parse_from_file(str(lowered.graph)):
-            messages = _errors(parser, lowered)
-            raise CompileError(next(iter(messages.values()), _said(logger, "parsing failed")), where=segment.name)
-        config = builder.create_builder_config()
-        for index, profile in enumerate(optimization_profiles(builder, network, segment)):
+        parsed = self._parsed.pop(lowered.directory, None)
+        if parsed is None:
+            parsed, refused = parse_network(trt, flavour, lowered, self._settings.plugins)
+            if parsed is None:
+                raise CompileError(next(iter(refused.values())), where=segment.name)
+        config = builder_config(trt, flavour, parsed.builder, self.context.settings)
+        for flag in refit_flags(trt, self._mode(segment)):
+            config.set_flag(flag)
+        for index, profile in enumerate(optimization_profiles(parsed.builder, parsed.network, segment)):
             if config.add_optimization_profile(profile) != index:
-                raise CompileError(_said(logger, f"the optimization profile {index} is invalid"), where=segment.name)
-        plan = builder.build_serialized_network(network, config)
-        if plan is None:
-            raise CompileError(_said(logger, "the build failed"), where=segment.name)
-        with (directory / _PLAN_FILE).open("wb") as file:
-            file.write(plan)
+                raise CompileError(f"{self.library}: the optimization profile {index} is invalid", where=segment.name)
+        try:
+            with timing_cache(flavour, config, self._timing_file()):
+                build_plan(
+                    trt,
+                    flavour,
+                    parsed,
+                    config,
+                    directory / _PLAN_FILE,
+                    timeout=self._settings.build_timeout,
+                    progress=self.context.progress,
+                )
+        except CompileError as error:
+            raise CompileError(error.what, where=segment.name, fix=error.fix) from error
         return CompiledArtifact(_PLAN_FILE)
 
+    def _timing_file(self) -> Path | None:
+        if not self._settings.timing_cache or self.context.state is None or self._flavour.is_rtx:
+            return None
+        return self.context.state / "timing" / f"{self._flavour.name}-{device_digest(self._flavour)}.bin"
 
-def _network(trt: Any) -> tuple[Any, Any, Any]:
-    logger = _capturing_logger(trt)
-    builder = trt.Builder(logger)
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    return logger, builder, network
+    def refit(self, segment: Segment, engine: Path, directory: Path) -> CompiledArtifact:
+        graph = WeightlessGraph.read(self.lowered(segment))
+        try:
+            refit_plan(self._trt, self._flavour, engine / _PLAN_FILE, graph, directory / _PLAN_FILE)
+        except RefitError as error:
+            raise RefitError(error.what, where=segment.name) from error
+        return CompiledArtifact(_PLAN_FILE)
 
-
-def _capturing_logger(trt: Any) -> Any:
-    class Capture(trt.ILogger):  # type: ignore[misc]
-        """Keeps the messages of errors: a failed build says why nowhere else."""
-
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.errors: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            # Without a GPU every CUDA query fails; that is expected and not the reason of anything.
-            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR) and "catchCudaError" not in message:
-                self.errors.append(message)
-
-    return Capture()
-
-
-def _said(logger: Any, fallback: str) -> str:
-    text = "; ".join(" ".join(m.split()) for m in logger.errors) or fallback
-    return f"TensorRT-RTX: {text[:400]}"
-
-
-def _errors(parser: Any, lowered: LoweredSegment) -> dict[str | None, str]:
-    """The parser's errors by ONNX node; an error of an input or of the graph goes under None."""
-    names = _node_names(lowered)
-    found: dict[str | None, str] = {}
-    for i in range(parser.num_errors):
-        error = parser.get_error(i)
-        index = error.node()
-        name = names[index] if 0 <= index < len(names) else None
-        text = " ".join(str(error.desc()).split())
-        found.setdefault(name, f"TensorRT-RTX: {error.node_operator() or 'graph'}: {text[:300]}")
-    return found
-
-
-def _node_names(lowered: LoweredSegment) -> list[str]:
-    import onnx
-
-    model = onnx.load(lowered.graph, load_external_data=False)
-    return [node.name for node in model.graph.node]
-
-
-def optimization_profiles(builder: Any, network: Any, segment: Segment) -> list[Any]:
-    """One for each of the segment's engine profiles, in order; none where the network has no dynamic input.
-
-    Raises:
-        CompileError: when the network takes the values of an input for a shape.
-    """
-    profiles = [_profile(builder, network, inputs, segment.name) for inputs in segment.engine_profiles]
-    return [p for p in profiles if p is not None]
-
-
-def _profile(builder: Any, network: Any, inputs: Sequence[TensorSpec], where: str) -> Any | None:
-    """An optimization profile of the ranges of the inputs; None where the network has no dynamic one."""
-    profile = builder.create_optimization_profile()
-    dynamic = False
-    for index in range(network.num_inputs):
-        tensor = network.get_input(index)
-        spec = inputs[int(tensor.name.rpartition("_")[2])]
-        if getattr(tensor, "is_shape_tensor", False):
-            raise CompileError(
-                f"TensorRT takes the values of {spec.name!r} for a shape; the range of such values is not known",
-                where=where,
-            )
-        if -1 in tuple(tensor.shape):
-            dynamic = True
-            profile.set_shape(tensor.name, *(spec.shape(p) for p in _POINTS))
-    return profile if dynamic else None
+    def without_refit(self, segment: Segment) -> bool:
+        if segment.nodes in self._whole or self._mode(segment) == "none":
+            return False
+        self._whole.add(segment.nodes)
+        return True

@@ -1,0 +1,110 @@
+"""A lowered segment in TensorRT's own network, its weights where they lie on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+
+from builder.compilers.tensorrt.config import load_plugins
+from builder.compilers.tensorrt.flavour import Flavour
+from builder.compilers.tensorrt.logger import capturing_logger, said
+from builder.lowering.onnx import WEIGHTS_FILE, LoweredSegment
+
+__all__ = ["ParsedNetwork", "WeightlessGraph", "empty_network", "parse_network", "unsupported"]
+
+
+@dataclass(slots=True)
+class WeightlessGraph:
+    """An ONNX graph without its weights, and where they are in memory: mapped from the file, read when they are used.
+
+    A protobuf holds at most 2 GB, and one with weights would be copied; this one is small.
+
+    Args:
+        model: the graph, serialised.
+        weights: (name, address, bytes) of each weight.
+        nodes: names of its nodes, in order.
+    """
+
+    model: bytes
+    weights: list[tuple[str, int, int]]
+    nodes: list[str]
+    _mapped: Any = field(repr=False)
+
+    @classmethod
+    def read(cls, lowered: LoweredSegment) -> WeightlessGraph:
+        model = onnx.load(lowered.graph, load_external_data=False)
+        path = lowered.directory / WEIGHTS_FILE
+        mapped = np.memmap(path, np.uint8, "r") if path.exists() and path.stat().st_size else None
+        weights = []
+        for tensor in model.graph.initializer:
+            if tensor.data_location != onnx.TensorProto.EXTERNAL:
+                continue
+            place = {e.key: e.value for e in tensor.external_data}
+            assert mapped is not None
+            weights.append((tensor.name, mapped.ctypes.data + int(place.get("offset", 0)), int(place["length"])))
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+        return cls(model.SerializeToString(), weights, [n.name for n in model.graph.node], mapped)
+
+    def load(self, parser: Any) -> bool:
+        """Hand it to a parser or a parser's refitter."""
+        return bool(parser.load_model_proto(self.model)) and all(
+            parser.load_initializer(name, address, size) for name, address, size in self.weights
+        )
+
+
+@dataclass(slots=True)
+class ParsedNetwork:
+    """A network that can be built, as often as one likes; holds what must outlive it."""
+
+    builder: Any
+    network: Any
+    logger: Any
+    _parser: Any = field(repr=False)
+    _graph: WeightlessGraph = field(repr=False)
+
+
+def empty_network(trt: Any) -> tuple[Any, Any, Any]:
+    """(logger, builder, network). Strongly typed: precision is in the graph."""
+    logger = capturing_logger(trt)
+    builder = trt.Builder(logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    return logger, builder, network
+
+
+def parse_network(
+    trt: Any, flavour: Flavour, lowered: LoweredSegment, plugins: tuple[str, ...]
+) -> tuple[ParsedNetwork | None, dict[str | None, str]]:
+    """The network of a segment; or None and what the parser refuses, by ONNX node, None for the whole graph."""
+    logger, builder, network = empty_network(trt)
+    load_plugins(flavour, builder, plugins)
+    graph = WeightlessGraph.read(lowered)
+    parser = trt.OnnxParser(network, logger)
+    if graph.load(parser) and parser.parse_model_proto():
+        return ParsedNetwork(builder, network, logger, parser, graph), {}
+    return None, unsupported(trt, flavour, lowered, graph.nodes, plugins)
+
+
+def unsupported(
+    trt: Any, flavour: Flavour, lowered: LoweredSegment, nodes: list[str], plugins: tuple[str, ...]
+) -> dict[str | None, str]:
+    """Everything that the parser's support query objects to.
+
+    It stops at no error, but what it says of the nodes between two errors is "unknown": the partitioner asks about those again, in a
+    segment of their own. The query fills its network, so it gets one that is thrown away.
+    """
+    logger, builder, network = empty_network(trt)
+    load_plugins(flavour, builder, plugins)
+    parser = trt.OnnxParser(network, logger)
+    parser.supports_model_v2(lowered.graph.read_bytes(), str(lowered.graph))
+    found: dict[str | None, str] = {}
+    for index in range(parser.num_errors):
+        error = parser.get_error(index)
+        node = error.node()
+        name = nodes[node] if 0 <= node < len(nodes) else None
+        text = " ".join(str(error.desc()).split())
+        found.setdefault(name, f"{flavour.library}: {error.node_operator() or 'graph'}: {text[:300]}")
+    return found or {None: said(flavour.library, logger, "the parser refuses the graph")}
