@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
@@ -95,9 +97,13 @@ def _input_specs(inputs: Sequence[Input]) -> tuple[TensorSpec, ...]:
 
 
 def _input_spec(item: Input) -> TensorSpec:
+    return TensorSpec(item.name or "", item.dtype, item.dims, _values(item))
+
+
+def _values(item: Input) -> tuple[int, int] | None:
+    """What a whole number may be."""
     numbers = item.integer
-    values = (numbers.min, numbers.max) if numbers is not None and numbers.max is not None else None
-    return TensorSpec(item.name or "", item.dtype, item.dims, values)
+    return (numbers.min, numbers.max) if numbers is not None and numbers.max is not None else None
 
 
 def _value_names(program: ExportedProgram, model: ExportedModel) -> dict[torch.fx.Node, str]:
@@ -124,10 +130,19 @@ def _split(
     cuts = [(level, Extraction(program, members[level])) for level in sorted(members)]
     needed = set(output_values(program)).union(*(cut.boundary for _, cut in cuts))
     names = _value_names(program, model)
-    narrowed = [symbol_ranges(program, inputs, model.bounds) for inputs in model.profiles]
+    placeholders = user_placeholders(program)
 
-    def spec(node: torch.fx.Node, known: Mapping[SymbolName, Range] = symbols) -> TensorSpec:
-        return tensor_spec(names[node], node.meta["val"], known)
+    def spec(node: torch.fx.Node, inputs: Sequence[Input], known: Mapping[SymbolName, Range]) -> TensorSpec:
+        found = tensor_spec(names[node], node.meta["val"], known)
+        if node in placeholders:
+            return dataclasses.replace(found, values=_values(inputs[placeholders.index(node)]))
+        return found
+
+    whole = functools.partial(spec, inputs=model.inputs, known=symbols)
+    narrowed = [
+        functools.partial(spec, inputs=inputs, known=symbol_ranges(program, inputs, model.bounds))
+        for inputs in model.profiles
+    ]
 
     segments: list[Segment] = []
     for level, cut in cuts:
@@ -139,11 +154,11 @@ def _split(
                 name=f"segment_{len(segments)}",
                 kind="engine" if level % 2 == ENGINE else "fallback",
                 program=cut.finish(outputs),
-                inputs=tuple(map(spec, cut.boundary)),
-                outputs=tuple(map(spec, outputs)),
+                inputs=tuple(map(whole, cut.boundary)),
+                outputs=tuple(map(whole, outputs)),
                 operators=dict(sorted(Counter(operator_name(n) for n in cut.nodes if is_compute(n)).items())),
                 nodes=tuple(n.name for n in cut.nodes),
-                profiles=tuple(tuple(spec(n, known) for n in cut.boundary) for known in narrowed),
+                profiles=tuple(tuple(map(narrow, cut.boundary)) for narrow in narrowed),
                 float32_nodes=frozenset(n.name for n in cut.nodes if n.name in float32),
             )
         )

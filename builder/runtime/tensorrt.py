@@ -90,7 +90,8 @@ class TensorRTRunner:
             self._graphs = OrderedDict()
 
     def _torch_dtype(self, dtype: Any) -> Any:
-        kinds, torch = self._trt.DataType, self._torch
+        kinds = self._trt.DataType
+        torch = self._torch
         return {
             kinds.FLOAT: torch.float32,
             kinds.HALF: torch.float16,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.compilers.tensorrt.flavour import Flavour
+from builder.compilers.tensorrt.rtx import set_compute_capabilities
 from builder.errors import SpecError
 from builder.hashing import file_digest
 from builder.settings import Settings, TensorRTSettings
@@ -90,8 +91,11 @@ def builder_config(trt: Any, flavour: Flavour, builder: Any, settings: Settings)
         _set_pool(trt, flavour, config, name, pool, getattr(given, name))
     if given.tactic_sources is not None:
         _set_tactic_sources(trt, flavour, config, given.tactic_sources)
+    if given.compute_capabilities and not flavour.is_rtx:
+        why = "builds for the GPU of this machine; build on such a GPU, or see hardware_compatibility"
+        raise _refused(flavour, "compute_capabilities", why)
     if given.compute_capabilities:
-        _set_compute_capabilities(trt, flavour, config, given.compute_capabilities)
+        set_compute_capabilities(trt, config, given.compute_capabilities)
     return config
 
 
@@ -162,25 +166,6 @@ def _set_tactic_sources(trt: Any, flavour: Flavour, config: Any, names: tuple[st
     bits = sum(1 << int(known[n.upper()]) for n in dict.fromkeys(names))
     if not config.set_tactic_sources(bits):
         raise _refused(flavour, "tactic_sources", f"does not take {', '.join(names)} together")
-
-
-def _set_compute_capabilities(trt: Any, flavour: Flavour, config: Any, names: tuple[str, ...]) -> None:
-    if not flavour.is_rtx:
-        raise _refused(
-            flavour,
-            "compute_capabilities",
-            "builds for the GPU of this machine; build on such a GPU, or see hardware_compatibility",
-        )
-    known = trt.ComputeCapability.__members__
-    wanted = [f"SM{n.replace('.', '')}" for n in names]
-    unknown = [n for n, member in zip(names, wanted, strict=True) if member not in known]
-    if unknown:
-        possible = ", ".join(f"{m[2:-1]}.{m[-1]}" for m in known if m.startswith("SM"))
-        raise _refused(flavour, "compute_capabilities", f"has no compute capability {unknown[0]!r}; it has {possible}")
-    setattr(config, "num_compute_capabilities", len(wanted))  # noqa: B010
-    for index, member in enumerate(wanted):
-        if not getattr(config, "set_compute_capability")(known[member], index):  # noqa: B009
-            raise _refused(flavour, "compute_capabilities", f"does not take {names[index]}")
 
 
 def load_plugins(flavour: Flavour, builder: Any, paths: tuple[str, ...]) -> None:

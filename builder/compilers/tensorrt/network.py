@@ -39,14 +39,14 @@ class WeightlessGraph:
         path = lowered.directory / WEIGHTS_FILE
         mapped = np.memmap(path, np.uint8, "r") if path.exists() and path.stat().st_size else None
         weights = []
-        for tensor in model.graph.initializer:
-            if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        for initializer in model.graph.initializer:
+            if initializer.data_location != onnx.TensorProto.EXTERNAL:
                 continue
-            place = {e.key: e.value for e in tensor.external_data}
+            place = {e.key: e.value for e in initializer.external_data}
             assert mapped is not None
-            weights.append((tensor.name, mapped.ctypes.data + int(place.get("offset", 0)), int(place["length"])))
-            tensor.ClearField("external_data")
-            tensor.ClearField("data_location")
+            weights.append((initializer.name, mapped.ctypes.data + int(place.get("offset", 0)), int(place["length"])))
+            initializer.ClearField("external_data")
+            initializer.ClearField("data_location")
         return cls(model.SerializeToString(), weights, [n.name for n in model.graph.node], mapped)
 
     def load(self, parser: Any) -> bool:
