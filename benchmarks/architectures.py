@@ -215,3 +215,37 @@ def minilm() -> nn.Module:
     from examples.minilm import load
 
     return load()
+
+
+class _Hybrid(nn.Module):
+    """A small BERT between whose halves stands an operator that no compiler has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import BertConfig
+
+        config = BertConfig(
+            vocab_size=1000, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024
+        )
+        bert = _made("BertModel", config)
+        self.embeddings = bert.embeddings
+        self.first, self.second = nn.ModuleList(bert.encoder.layer[:2]), nn.ModuleList(bert.encoder.layer[2:])
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embeddings(input_ids)
+        for layer in self.first:
+            x = _tensor(layer(x))
+        x = torch.special.bessel_j0(x)
+        for layer in self.second:
+            x = _tensor(layer(x))
+        return x
+
+
+def _tensor(output: Any) -> torch.Tensor:
+    """A layer's tensor: some releases of transformers return a tuple."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+def hybrid() -> nn.Module:
+    """Two engine segments around one that PyTorch runs."""
+    return _Hybrid().eval()

@@ -40,9 +40,8 @@ def _wrapped(theirs: _Theirs) -> Iterator[None]:
     import torch
 
     import builder.build
-    import builder.explain
-    import builder.export
     import builder.lowering.torch_onnx
+    import builder.signature
 
     places: list[tuple[Any, str]] = [
         (torch.export, "export"),
@@ -50,8 +49,7 @@ def _wrapped(theirs: _Theirs) -> Iterator[None]:
         (torch.export.ExportedProgram, "run_decompositions"),
         (torch.onnx, "export"),
         (onnxruntime, "InferenceSession"),
-        (builder.export, "call_module"),
-        (builder.explain, "call_module"),
+        (builder.signature.Signature, "call"),
         (builder.build, "load_model"),
         (builder.lowering.torch_onnx, "_registry"),
     ]

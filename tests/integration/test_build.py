@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from builder.build import BuildResult, build
+from builder.cache.options import CacheOptions
 from builder.compilers.inductor import InductorCompiler
 from builder.errors import BuilderError, CompileError, RequestError, SpecError, VerificationError
 from builder.inputs import Input, parse_bound, parse_input
@@ -221,6 +222,24 @@ def test_data_that_break_a_bound_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="for no size of an output") as caught:
         build(spec(*model, bounds={"outputs[0]": "0:1:7"}), root=tmp_path / "other")
     assert "did you mean 'output[0]'" in str(caught.value)
+
+
+def test_reduced_precision(tmp_path: Path) -> None:
+    cache = CacheOptions(tmp_path / "cache")
+    result = build(spec(*HYBRID, precision="fp16"), root=tmp_path / "repo", cache=cache)
+    assert result.report.worst is not None and 1e-5 < result.report.worst.relative < 1e-2
+    full = build(spec(*HYBRID), root=tmp_path / "full", cache=cache)
+    assert sum(s.size for s in result.segments) < sum(s.size for s in full.segments)
+    assert not any(s.hit for s in full.segments)
+    tuned = build(spec("reseeded_hybrid", HYBRID[1], precision="fp16"), root=tmp_path / "tuned", cache=cache)
+    assert [s.hit for s in tuned.segments] == [True, None, True], "weights in float16 are refitted like others"
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_precision_that_the_compiler_does_not_have(tmp_path: Path, precision: str) -> None:
+    with pytest.raises(SpecError, match=f"onnxruntime has no precision '{precision}'") as caught:
+        build(spec(*HYBRID, precision=precision), root=tmp_path / "repo")
+    assert "fp32, fp16" in (caught.value.fix or "")
 
 
 def test_several_profiles(tmp_path: Path) -> None:

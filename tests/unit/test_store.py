@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from builder.cache import locks, staging
+from builder import locks
+from builder.cache import staging
 from builder.cache.engine_cache import EngineCache
 from builder.cache.options import CacheOptions
 from builder.cache.record import Record, RecordError, SignatureError
