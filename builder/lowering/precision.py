@@ -18,7 +18,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 
-from builder.partition.assign import is_compute, operator_name
+from builder.partition.assign import operator_name
 from builder.partition.extract import assemble
 from builder.partition.plan import Segment
 
@@ -27,118 +27,32 @@ __all__ = ["ORIGIN", "in_precision", "without_double"]
 # Metadata of a node that was put in: the node of the segment that it serves.
 ORIGIN = "builder.origin"
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 _LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
-_PRODUCTS = frozenset(
-    [
-        "mm",
-        "bmm",
-        "addmm",
-        "baddbmm",
-        "addbmm",
-        "matmul",
-        "linear",
-        "einsum",
-        "dot",
-        "mv",
-        "addmv",
-        "convolution",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "conv_transpose3d",
-        "scaled_dot_product_attention",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "embedding",
-        "lstm",
-        "gru",
-        "rnn_tanh",
-        "rnn_relu",
-        "bilinear",
-    ]
+_PRODUCTS = _words(
+    """
+    mm bmm addmm baddbmm addbmm matmul linear einsum dot mv addmv bilinear convolution conv1d conv2d conv3d
+    conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention
+    _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu
+    _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention embedding lstm gru rnn_tanh rnn_relu
+    """
 )
 
-_SENSITIVE = frozenset(
-    [
-        "softmax",
-        "_softmax",
-        "log_softmax",
-        "_log_softmax",
-        "softmin",
-        "logsumexp",
-        "logcumsumexp",
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "pow",
-        "float_power",
-        "rsqrt",
-        "reciprocal",
-        "sum",
-        "mean",
-        "nansum",
-        "prod",
-        "cumsum",
-        "cumprod",
-        "var",
-        "var_mean",
-        "std",
-        "std_mean",
-        "norm",
-        "linalg_vector_norm",
-        "linalg_matrix_norm",
-        "dist",
-        "cdist",
-        "layer_norm",
-        "native_layer_norm",
-        "group_norm",
-        "native_group_norm",
-        "batch_norm",
-        "_native_batch_norm_legit_no_training",
-        "_native_batch_norm_legit",
-        "native_batch_norm",
-        "instance_norm",
-        "rms_norm",
-        "_fused_rms_norm",
-        "local_response_norm",
-        "renorm",
-        "cosine_similarity",
-        "sinh",
-        "cosh",
-        "tan",
-        "acos",
-        "asin",
-        "atan2",
-        "erfinv",
-        "softplus",
-        "cross",
-        "bessel_j0",
-        "avg_pool1d",
-        "avg_pool2d",
-        "avg_pool3d",
-        "adaptive_avg_pool1d",
-        "adaptive_avg_pool2d",
-        "adaptive_avg_pool3d",
-        "_adaptive_avg_pool2d",
-        "_adaptive_avg_pool3d",
-        "grid_sampler",
-        "grid_sampler_2d",
-        "grid_sampler_3d",
-        "upsample_bicubic2d",
-        "upsample_bilinear2d",
-        "upsample_linear1d",
-        "upsample_trilinear3d",
-        "upsample_nearest2d",
-    ]
+_SENSITIVE = _words(
+    """
+    softmax _softmax log_softmax _log_softmax logsumexp logcumsumexp exp exp2 expm1 log log2 log10 log1p pow float_power rsqrt
+    reciprocal sum mean nansum prod cumsum cumprod var var_mean std std_mean norm linalg_vector_norm linalg_matrix_norm dist cdist
+    layer_norm native_layer_norm group_norm native_group_norm batch_norm _native_batch_norm_legit_no_training
+    _native_batch_norm_legit native_batch_norm instance_norm rms_norm _fused_rms_norm local_response_norm renorm
+    cosine_similarity sinh cosh tan acos asin atan2 erfinv softplus avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d
+    adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d grid_sampler grid_sampler_2d grid_sampler_3d
+    upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_trilinear3d upsample_nearest2d
+    """
 )
 
 _WEIGHTS = frozenset({InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
@@ -253,16 +167,19 @@ class _Conversion:
         return self._source.state_dict.get(target, self._source.constants.get(target))
 
     def _is_wide_tensor(self, node: torch.fx.Node) -> bool:
+        """Whether a weight holds numbers that are lost: too large ones, or the only one that it has."""
         tensor = self._value(self._lifted[node.name])
         if not isinstance(tensor, torch.Tensor) or not tensor.numel():
             return False
+        if tensor.numel() == 1:
+            return self._is_lost(float(tensor))
         finite = tensor.detach().abs()
         return bool((finite.isfinite() & (finite > self._limit)).any())
 
     def _convert(self, node: torch.fx.Node) -> None:
         floats = [i for i in node.all_input_nodes if self._is_float(i)]
         dtype = self._chosen(node, floats)
-        wanted = dtype if dtype is not None else self._common(floats)
+        wanted = dtype if dtype is not None else self._common(node, floats)
         copy = self._graph.node_copy(node, lambda n: self._get(n, wanted if self._is_float(n) else None, node))
         copy.meta = dict(node.meta)
         if dtype is self._low:
@@ -276,46 +193,51 @@ class _Conversion:
         if node.target is operator.getitem:
             return self._native[node.all_input_nodes[0]]
         name = operator_name(node).rpartition(".")[2]
-        needs_float32 = (
-            not is_compute(node)
-            or node.name in self._kept
-            or any(i.op == "get_attr" for i in node.all_input_nodes)
+        if name in _PRODUCTS and not self._needs_float32(node, name) and not any(map(_is_dequantised, floats)):
+            return self._low
+        lost = self._numbers_lost(node)
+        wide = any(i in self._wide for i in floats)
+        if (wide or any(abs(number) > self._limit for number in lost)) and name not in self._sensitive | _PRODUCTS:
+            self._wide.add(node)
+        if lost or wide or self._needs_float32(node, name) or not self._are_low(floats):
+            return torch.float32
+        return self._low
+
+    def _needs_float32(self, node: torch.fx.Node, name: str) -> bool:
+        return (
+            node.name in self._kept
             or name in self._sensitive
+            # Another library's operator, or one that runs a graph, is made for what it is called with.
+            or not _is_torch(node)
+            or any(i.op == "get_attr" for i in node.all_input_nodes)
             or node.kwargs.get("dtype") is torch.float32
             or torch.float32 in node.args
         )
-        if not needs_float32 and name in _PRODUCTS:
-            return self._low
-        follows = [i for i in floats if i.name not in self._lifted]
-        if (
-            not needs_float32
-            and follows
-            and all(self._native[i] is self._low for i in follows)
-            and not self._has_wide_scalar(node)
-            and not any(i in self._wide for i in floats)
-        ):
-            return self._low
-        if not needs_float32 and (self._has_wide_scalar(node, huge=True) or any(i in self._wide for i in floats)):
-            self._wide.add(node)
-        return torch.float32
 
-    def _common(self, floats: list[torch.fx.Node]) -> torch.dtype:
-        """The dtype in which values are compared, rounded or otherwise turned into what is no float."""
+    def _are_low(self, floats: list[torch.fx.Node]) -> bool:
+        """Whether all activations among them are; a weight goes along with these."""
         values = [i for i in floats if i.name not in self._lifted]
-        narrow = (
-            values and all(self._native[i] is self._low for i in values) and not any(i in self._wide for i in floats)
-        )
+        return bool(values) and all(self._native[i] is self._low for i in values)
+
+    def _common(self, node: torch.fx.Node, floats: list[torch.fx.Node]) -> torch.dtype:
+        """The dtype in which values are compared, rounded or otherwise turned into what is no float."""
+        narrow = _is_torch(node) and self._are_low(floats) and not any(i in self._wide for i in floats)
         return self._low if narrow else torch.float32
 
-    def _has_wide_scalar(self, node: torch.fx.Node, huge: bool = False) -> bool:
-        """Whether a number in the code of the model is lost in the low precision: too large, or, unless `huge`, too small."""
+    def _numbers_lost(self, node: torch.fx.Node) -> list[float]:
+        """Numbers in the code of the model that the low precision takes for zero or for infinity."""
+        schema = getattr(node.target, "_schema", None)
+        if schema is None:
+            return []
+        given = {a.name: v for a, v in zip(schema.arguments, node.args, strict=False)} | dict(node.kwargs)
+        scalars = {a.name for a in schema.arguments if _is_scalar(str(a.type))}
+        numbers = [
+            v for n, v in given.items() if n in scalars and isinstance(v, int | float) and not isinstance(v, bool)
+        ]
+        return [n for n in map(float, numbers) if self._is_lost(n)]
 
-        def lost(number: Any) -> bool:
-            if not isinstance(number, float) or not math.isfinite(number) or number == 0.0:
-                return False
-            return abs(number) > self._limit or (not huge and abs(number) < self._smallest)
-
-        return any(lost(a) for a in (*node.args, *node.kwargs.values()))
+    def _is_lost(self, number: float) -> bool:
+        return math.isfinite(number) and number != 0.0 and not self._smallest <= abs(number) <= self._limit
 
     def _get(self, node: torch.fx.Node, dtype: torch.dtype | None, user: torch.fx.Node) -> torch.fx.Node:
         """The copy of a node in a dtype; made where there is none."""
@@ -358,6 +280,20 @@ class _Conversion:
         self._specs.append((copy, new))
         (self._state if str(spec.target) in self._source.state_dict else self._constants)[target] = tensor
         return copy
+
+
+def _is_torch(node: torch.fx.Node) -> bool:
+    return getattr(node.target, "namespace", "") in ("aten", "prims")
+
+
+def _is_scalar(kind: str) -> bool:
+    """Whether a number of a schema's type enters the values, and is no size or axis; export writes `add.Tensor(x, 1)`."""
+    return kind in ("Tensor", "number", "float", "Optional[Tensor]", "Optional[number]", "Optional[float]")
+
+
+def _is_dequantised(node: torch.fx.Node) -> bool:
+    """Whether a compiler can take it for the quantised tensor that it was: a cast between would hide that."""
+    return "dequantize" in str(node.target)
 
 
 def _mapped(value: Any, dtype: torch.dtype) -> Any:

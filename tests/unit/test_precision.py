@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # Registers quantized_decomposed.
 from torch import nn
 from torch.export.graph_signature import InputKind
 
@@ -155,6 +156,44 @@ def test_a_mask_for_attention_is_cast_to_what_there_is() -> None:
     (got,) = run(converted, [x])
     assert bool(got.isfinite().all())
     torch.testing.assert_close(got, Attention()(x), rtol=0, atol=0.02)
+
+
+class Filled(nn.Module):
+    """A mask that is made where it is used, for whole rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.full((x.shape[2], x.shape[2]), torch.finfo(torch.float32).min).triu(0)
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask.masked_fill(mask == 0, -1000000000))
+
+
+def test_a_mask_of_numbers_that_are_too_large_is_cast_to_what_there_is() -> None:
+    converted = in_precision(segment_of(Filled(), "x=float32[B=1:2:4, 2, T=2:5:9, 8]"), "fp16")
+    x = torch.randn(2, 2, 5, 8)
+    (got,) = run(converted, [x])
+    assert bool(got.isfinite().all())
+
+
+class Quantised(nn.Module):
+    """A product of two tensors that were quantised, then more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        x = torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.02, 0, -128, 127, torch.int8)
+        x = torch.ops.quantized_decomposed.dequantize_per_tensor(x, 0.02, 0, -128, 127, torch.int8)
+        return self.second(x)
+
+
+def test_quantised_products_are_left_as_they_are() -> None:
+    segment = segment_of(Quantised(), "x=float32[B=1:2:4, 8]")
+    converted = in_precision(segment, "fp16")
+    assert dtypes(converted)["linear"] == [torch.float16, torch.float32]
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(run(converted, [x])[0], run(segment, [x])[0], rtol=0, atol=0.03)
 
 
 class Small(nn.Module):
