@@ -40,8 +40,8 @@ WIDTH, LAYERS = 8192, 10
 
 def measure() -> Iterator[Figure]:
     """Figures of each network and precision, then of memory."""
-    ours, bare = 0.0, 0.0
     for name in NETWORKS:
+        ours, bare = 0.0, 0.0
         for precision in PRECISIONS:
             with tempfile.TemporaryDirectory() as work:
                 session, plan = _planned(name, precision, Path(work))
@@ -52,8 +52,7 @@ def measure() -> Iterator[Figure]:
                 for segment in engines:
                     one, other = _times(session, segment, Path(work))
                     ours, bare = ours + one, bare + other
-                    yield Figure(f"{name} in {precision}, {segment.name}: our build / a bare one", one / other, 1.1)
-    yield Figure("all of them: our builds / bare ones", ours / bare, 1.1)
+        yield Figure(f"{name}: our builds / bare ones, all precisions", ours / bare, 1.1)
     with tempfile.TemporaryDirectory() as work:
         _lower_large(Path(work))
         weights = WIDTH * WIDTH * LAYERS * 4

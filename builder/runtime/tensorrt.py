@@ -48,7 +48,7 @@ class TensorRTRunner:
         path: of the plan.
         segment: of the manifest.
         device: "cuda:N"; "cpu" takes the first GPU.
-        options: the manifest's `settings.tensorrt`: `plugins` and `cuda_graphs` count.
+        options: the manifest's `settings.tensorrt`: `plugins`, `weight_streaming` and `cuda_graphs` count.
     Raises:
         CompileError: when the plan cannot be loaded here.
     """
@@ -75,6 +75,9 @@ class TensorRTRunner:
                 fix=f"serve it on a GPU and with the {self._library} version that the manifest names, or build it here",
             )
         engine = self._engine
+        if options.get("weight_streaming"):
+            # Until it is given a budget, all weights go to the GPU.
+            engine.weight_streaming_budget_v2 = engine.get_weight_streaming_automatic_budget()
         names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
         self._taken = {n for n in names if engine.get_tensor_mode(n) == self._trt.TensorIOMode.INPUT}
         self._dtypes = {n: self._torch_dtype(engine.get_tensor_dtype(n)) for n in names}

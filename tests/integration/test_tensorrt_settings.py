@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+import onnx
 import pytest
 import torch
 
@@ -233,6 +234,17 @@ def test_weights_are_mapped_not_copied(tmp_path: Path) -> None:
     graph = WeightlessGraph.read(made.lowered(segment))
     assert sum(size for _, _, size in graph.weights) == 4 * (512 * 512 + 512)
     assert len(graph.model) < 4096
+
+
+def test_a_graph_of_unknown_rank_is_refused(tmp_path: Path) -> None:
+    made = session(tmp_path)
+    (segment,) = planned(made, torch.nn.Linear(4, 4), "input=float32[B=1:2:4, 4]").segments
+    lowered = made.lowered(segment)
+    model = onnx.load(lowered.graph, load_external_data=False)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    onnx.save(model, lowered.graph)
+    parsed, refused = parse_network(trt, TENSORRT_RTX, lowered, ())
+    assert parsed is None and "the rank of input_0 is not known" in refused[None]
 
 
 def test_a_build_that_takes_too_long_is_given_up(tmp_path: Path) -> None:

@@ -120,6 +120,10 @@ class _Engine:
         self.names = [*trt.inputs, *trt.outputs]
         self.num_io_tensors = len(self.names)
         self.num_optimization_profiles = trt.profiles
+        self.weight_streaming_budget_v2: int | None = None
+
+    def get_weight_streaming_automatic_budget(self) -> int:
+        return 1 << 20
 
     def get_tensor_name(self, index: int) -> str:
         return self.names[index]

@@ -165,6 +165,12 @@ def test_every_refusal_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         made.run([torch.ones(2)], 1)
 
 
+def test_weights_are_streamed_within_a_budget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: Stream) -> None:
+    fake = FakeTensorRT({"input_0": FLOAT}, {"output_0": FLOAT}, lambda a: (a,))
+    assert runner(monkeypatch, tmp_path, fake, weight_streaming=True)._engine.weight_streaming_budget_v2 == 1 << 20
+    assert runner(monkeypatch, tmp_path, fake)._engine.weight_streaming_budget_v2 is None
+
+
 def test_a_plan_that_does_not_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: Stream) -> None:
     fake = FakeTensorRT({"input_0": FLOAT}, {"output_0": FLOAT}, lambda a: (a,))
     fake.refuse.add("deserialize")
@@ -209,7 +215,7 @@ def test_threads_share_a_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, s
 def graph(*names: str) -> tuple[WeightlessGraph, np.ndarray[Any, Any]]:
     weights = np.arange(4 * len(names), dtype=np.uint8)
     places = [(name, weights.ctypes.data + 4 * i, 4) for i, name in enumerate(names)]
-    return WeightlessGraph(b"graph", places, [], weights), weights
+    return WeightlessGraph(b"graph", places, [], [], weights), weights
 
 
 def refitted(fake: FakeTensorRT, tmp_path: Path, *names: str) -> bytes:

@@ -26,11 +26,13 @@ class WeightlessGraph:
         model: the graph, serialised.
         weights: (name, address, bytes) of each weight.
         nodes: names of its nodes, in order.
+        unranked: inputs whose number of dimensions is not known.
     """
 
     model: bytes
     weights: list[tuple[str, int, int]]
     nodes: list[str]
+    unranked: list[str]
     _mapped: Any = field(repr=False)
 
     @classmethod
@@ -47,7 +49,8 @@ class WeightlessGraph:
             weights.append((initializer.name, mapped.ctypes.data + int(place.get("offset", 0)), int(place["length"])))
             initializer.ClearField("external_data")
             initializer.ClearField("data_location")
-        return cls(model.SerializeToString(), weights, [n.name for n in model.graph.node], mapped)
+        unranked = [i.name for i in model.graph.input if not i.type.tensor_type.HasField("shape")]
+        return cls(model.SerializeToString(), weights, [n.name for n in model.graph.node], unranked, mapped)
 
     def load(self, parser: Any) -> bool:
         """Hand it to a parser or a parser's refitter."""
@@ -82,6 +85,9 @@ def parse_network(
     logger, builder, network = empty_network(trt)
     load_plugins(flavour, builder, plugins)
     graph = WeightlessGraph.read(lowered)
+    if graph.unranked:
+        # It would be parsed as a scalar, without a word.
+        return None, {None: f"{flavour.library}: the rank of {', '.join(graph.unranked)} is not known"}
     parser = trt.OnnxParser(network, logger)
     if graph.load(parser) and parser.parse_model_proto():
         return ParsedNetwork(builder, network, logger, parser, graph), {}
