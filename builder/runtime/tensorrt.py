@@ -8,6 +8,7 @@ import importlib
 import os
 import tempfile
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ class TensorRTRunner:
         self._nothing = torch.empty(1, device=self._device)
         self._contexts: dict[int, Any] = {}
         self._last_use: dict[int, Any] = {}
+        self._allocators: dict[tuple[int, str], Any] = {}
         self._graphs: OrderedDict[tuple[Any, ...], _Captured] | None = None
         self._seen: set[tuple[Any, ...]] = set()
         self._kernels = _KernelCache(self._engine, path) if hasattr(self._trt, "IRuntimeCache") else None
@@ -133,9 +135,9 @@ class TensorRTRunner:
             self._seen.add(shapes)
             if self._kernels is not None:
                 self._kernels.save()
-        elif self._graphs is not None:
-            # The first call of a shape may still load kernels, which no graph can hold.
-            self._capture(shapes, tensors, profile, stream)
+        elif self._graphs is not None and not self._allocators:
+            # The first call of a shape may still load kernels, which no graph can hold; nor can it ask for memory.
+            self._try_to_capture(shapes, tensors, profile, stream)
         return outputs
 
     def _context(self, profile: int, stream: Any) -> Any:
@@ -176,6 +178,8 @@ class TensorRTRunner:
                 # Its size depends on the data: TensorRT asks for memory when it knows.
                 allocator = _allocator(self._trt, self._torch, self._device)
                 self._checked(context.set_output_allocator(name, allocator), f"an allocator for {name}")
+                # The context has a plain pointer to it.
+                self._allocators[id(context), name] = allocator
                 outputs.append(allocator)
                 continue
             output = self._torch.empty(shape, dtype=self._dtypes[name], device=self._device)
@@ -191,6 +195,13 @@ class TensorRTRunner:
         """Where a tensor lies. An empty one has no address, and TensorRT takes no null."""
         return int(tensor.data_ptr()) or int(self._nothing.data_ptr())
 
+    def _try_to_capture(self, shapes: tuple[Any, ...], tensors: Mapping[str, Any], profile: int, stream: Any) -> None:
+        try:
+            self._capture(shapes, tensors, profile, stream)
+        except (CompileError, RuntimeError) as error:
+            self._graphs = None
+            warnings.warn(f"{self._segment.name} runs without CUDA graphs: {error}", stacklevel=2)
+
     def _capture(self, shapes: tuple[Any, ...], tensors: Mapping[str, Any], profile: int, stream: Any) -> None:
         """Keep a shape as a CUDA graph. A graph holds the state of its context, so each has its own."""
         assert self._graphs is not None
@@ -205,7 +216,7 @@ class TensorRTRunner:
             self._enqueued(context, own, side)
             side.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=side):
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 results = self._enqueued(context, own, side)
         self._graphs[shapes] = _Captured(graph, context, inputs, results)
         if len(self._graphs) > _GRAPHS:

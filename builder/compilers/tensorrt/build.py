@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -48,25 +49,28 @@ def build_plan(
                 result.append(_serialised(trt, parsed, config, file))
         except BaseException as error:  # Raised again in the caller's thread.
             result.append(error)
+        finally:
+            done.set()
 
+    # Not the thread's own word: a join that Ctrl-C interrupts takes a running thread for one that has ended.
+    done = threading.Event()
     worker = threading.Thread(target=run, name="tensorrt-build")
     started = time.monotonic()
-    worker.start()
     try:
+        worker.start()
         told = ""
-        while worker.is_alive():
-            worker.join(_POLL)
+        while not done.wait(_POLL):
             if monitor.phase != told:
                 told = monitor.phase
                 progress.step(f"{flavour.library}: {told}", 0, 0)
             if timeout is not None and time.monotonic() - started > timeout:
                 monitor.cancelled = True
     except BaseException:
-        # Ctrl-C: the builder must stop before what it works on goes away.
         monitor.cancelled = True
-        worker.join()
+        _wait_for(done, worker)
         path.unlink(missing_ok=True)
         raise
+    worker.join()
     outcome = result[0]
     if isinstance(outcome, BaseException):
         raise outcome
@@ -77,6 +81,13 @@ def build_plan(
         )
     if not outcome:
         raise CompileError(said(flavour.library, parsed.logger, "the build failed without a message"))
+
+
+def _wait_for(done: threading.Event, worker: threading.Thread) -> None:
+    """However often Ctrl-C comes: the builder must stop before what it works on goes away, and before Python does."""
+    while worker.ident is not None and not done.is_set():
+        with contextlib.suppress(KeyboardInterrupt):
+            done.wait()
 
 
 def _serialised(trt: Any, parsed: ParsedNetwork, config: Any, file: Any) -> bool:
