@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -138,6 +139,7 @@ class _InductorRunner:
 
         self._device = device
         index = torch.device(device).index
+        _share_cxx_library()
         # File, model, single-threaded, number of runners, device.
         self._loader: Any = torch._C._aoti.AOTIModelPackageLoader(
             str(path), "model", False, 1, -1 if index is None else index
@@ -153,6 +155,15 @@ class _InductorRunner:
     def run(self, inputs: Sequence[Value], profile: int = 0) -> list[Value]:
         # It reads its inputs as if they had the strides that it was compiled for.
         return list(self._loader.boxed_run([to_torch(v, self._device).contiguous() for v in inputs]))
+
+
+def _share_cxx_library() -> None:
+    """Let engines find the C++ library that torch has loaded for itself.
+
+    AOTInductor links them without it. Where nothing else has made it visible to all, a CUDA engine crashes the process that loads it.
+    """
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libstdc++.so.6", mode=ctypes.RTLD_GLOBAL)
 
 
 class _OnnxRuntimeRunner:

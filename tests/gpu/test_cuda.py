@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,27 @@ def test_fallback_segments_run_on_the_gpu(tmp_path: Path, smallest: int) -> None
         with torch.inference_mode():
             expected = hybrid()(x)
         torch.testing.assert_close(to_torch(output), expected, rtol=1e-4, atol=1e-5)
+
+
+FRESH = """
+import sys
+from pathlib import Path
+import numpy as np
+from builder.runtime.model import RuntimeModel
+output = RuntimeModel(Path(sys.argv[1]), device="cuda:0")({"x": np.zeros((2, 3, 16), np.float32)})["output"]
+assert "onnxruntime" not in sys.modules
+print(tuple(output.shape), output.device)
+"""
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_inductor_engines_load_in_a_process_that_has_nothing_else(tmp_path: Path, precision: str) -> None:
+    result = build(spec(*HYBRID, compiler="inductor", precision=precision), root=tmp_path / "repo")
+    assert [s.compiler for s in result.segments] == ["inductor"]
+    place = str(result.publication.path)
+    done = subprocess.run([sys.executable, "-c", FRESH, place], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cuda:0" in done.stdout
 
 
 def test_device_tensors_are_taken_as_they_are(tmp_path: Path) -> None:
