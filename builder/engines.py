@@ -148,19 +148,25 @@ class SegmentCompiler:
         if fingerprint.unsure:
             self._progress.note(f"{segment.name} is compiled at every build: {fingerprint.unsure[0]}")
         entry = self._engine(request, segment)
+        if entry.hit:
+            try:
+                done = self._complete(segment, fingerprint, entry)
+                reason = self._problem(done, reference) if fingerprint.refit == "weights" else ""
+            except RefitError as error:
+                reason = error.what
+            if not reason:
+                return dataclasses.replace(done, seconds=time.monotonic() - started)
+            self._cache.reject(entry, reason)
+            entry = self._engine(request, segment)
         try:
             done = self._complete(segment, fingerprint, entry)
-            reason = self._problem(done, reference) if entry.hit and fingerprint.refit == "weights" else ""
         except RefitError as error:
-            if not entry.hit:
-                if self._session.without_refit(segment):
-                    self._progress.note(f"{segment.name} keeps its weights in the engine: {error.what}")
-                    return self.compile(segment, reference)
+            # Nobody can use it, now or later.
+            self._cache.reject(entry, error.what)
+            if not self._session.without_refit(segment):
                 raise
-            reason = error.what
-        if reason:
-            self._cache.reject(entry, reason)
-            done = self._complete(segment, fingerprint, self._engine(request, segment))
+            self._progress.note(f"{segment.name} keeps its weights in the engine: {error.what}")
+            return self.compile(segment, reference)
         return dataclasses.replace(done, seconds=time.monotonic() - started)
 
     def _engine(self, request: EngineRequest, segment: Segment) -> Entry:

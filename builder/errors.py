@@ -10,6 +10,7 @@ BuilderError
 ├── ServingError         a server cannot be started or reached
 ├── VerificationError    the outputs differ from eager PyTorch
 └── RequestError         a request does not fit the model (raised by the runtime)
+    └── DataError        its values make a size that is out of bounds
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = [
     "BuilderError",
     "CacheError",
     "CompileError",
+    "DataError",
     "ExportError",
     "PartitionError",
     "RepositoryError",
@@ -121,3 +123,7 @@ class RequestError(BuilderError):
     """A request to a compiled model has a wrong input, dtype, rank or size."""
 
     stage = "request"
+
+
+class DataError(RequestError):
+    """The values of a request make a size that is out of its bounds."""

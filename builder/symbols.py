@@ -129,4 +129,12 @@ def matched_bounds(
             where="bounds",
             fix=f"{did_you_mean(unknown[0], open_sizes)}such sizes here are {', '.join(open_sizes) or 'none'}",
         )
+    symbols = [open_sizes[name][2] for name in sizes]
+    double = [name for name, symbol in zip(sizes, symbols, strict=True) if symbols.count(symbol) > 1]
+    if double:
+        raise SpecError(
+            f"the bounds {' and '.join(map(repr, double))} are for one and the same size",
+            where="bounds",
+            fix="keep one",
+        )
     return tuple(Bound(*open_sizes[name][:2], size) for name, size in sizes.items())

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 
 from builder.compilers.base import BuildContext, CompiledArtifact, Fingerprint
 from builder.lowering.onnx import LoweredSegment, LoweringFailure, lower_to_onnx
-from builder.lowering.precision import in_precision, without_double
+from builder.lowering.precision import has_double, in_precision, without_double
 from builder.lowering.torch_onnx import decompose_for_onnx, untranslatable
 from builder.partition.assign import is_compute
 from builder.partition.plan import Segment
@@ -60,7 +60,7 @@ class OnnxSession(abc.ABC):
 
     def examine(self, segment: Segment) -> Mapping[str, str]:
         """Nodes that the exporter or the parser refuses, with its message; or that no boundary can stand at."""
-        refused = self._refused_boundary(segment)
+        refused = self._refused_boundary(segment) or self._narrowed(segment)
         if refused:
             return refused
         try:
@@ -90,6 +90,13 @@ class OnnxSession(abc.ABC):
                 beside = [n for n in node.users if n.op == "call_function"] if node.op == "placeholder" else [node]
                 refused.update((n.name, reason) for n in beside)
         return refused
+
+    def _narrowed(self, segment: Segment) -> dict[str, str]:
+        """Nodes that compute in float64 where the compiler would take float32 without a word."""
+        if "float64" in self.io_dtypes or self.context.settings.truncate_double:
+            return {}
+        reason = f"{self.library} has no float64 and would compute it in float32; truncate_double asks for that"
+        return {n.name: reason for n in segment.program.graph.nodes if is_compute(n) and has_double(n)}
 
     def _converted(self, segment: Segment) -> Segment:
         """The segment in the precision of the build."""

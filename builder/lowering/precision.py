@@ -22,7 +22,7 @@ from builder.partition.assign import operator_name
 from builder.partition.extract import assemble
 from builder.partition.plan import Segment
 
-__all__ = ["ORIGIN", "in_precision", "without_double"]
+__all__ = ["ORIGIN", "has_double", "in_precision", "without_double"]
 
 # Metadata of a node that was put in: the node of the segment that it serves.
 ORIGIN = "builder.origin"
@@ -86,6 +86,8 @@ class _Conversion:
         # By source node and dtype; what has one dtype only stands under that.
         self._copies: dict[torch.fx.Node, dict[torch.dtype | None, torch.fx.Node]] = {}
         self._native: dict[torch.fx.Node, torch.dtype | None] = {}
+        # Positions, frequencies and the like: made of whole numbers and of buffers alone, and large.
+        self._exact: set[torch.fx.Node] = set()
         # Values that may lie outside the low precision, such as a mask of -3.4e38.
         self._wide: set[torch.fx.Node] = set()
         self._lifted = {
@@ -101,6 +103,8 @@ class _Conversion:
         self._anchor = self._graph.placeholder("_")
         for node in placeholders:
             if node.name in self._lifted:
+                if self._lifted[node.name].kind is not InputKind.PARAMETER:
+                    self._exact.add(node)
                 self._native[node] = torch.float32 if self._is_float(node) else None
                 if self._is_float(node) and self._is_wide_tensor(node):
                     self._wide.add(node)
@@ -193,7 +197,14 @@ class _Conversion:
         if node.target is operator.getitem:
             return self._native[node.all_input_nodes[0]]
         name = operator_name(node).rpartition(".")[2]
-        if name in _PRODUCTS and not self._needs_float32(node, name) and not any(map(_is_dequantised, floats)):
+        if all(i in self._exact for i in floats) and name != "embedding":
+            self._exact.add(node)
+        if (
+            name in _PRODUCTS
+            and node not in self._exact
+            and not self._needs_float32(node, name)
+            and not any(map(_is_dequantised, floats))
+        ):
             return self._low
         lost = self._numbers_lost(node)
         wide = any(i in self._wide for i in floats)
@@ -305,7 +316,7 @@ def _mapped(value: Any, dtype: torch.dtype) -> Any:
 
 def without_double(segment: Segment) -> Segment:
     """The segment with float64 replaced by float32 throughout, boundaries included."""
-    if not any(_has_double(n.meta.get("val")) for n in segment.program.graph.nodes):
+    if not any(map(has_double, segment.program.graph.nodes)):
         return segment
     source = segment.program
 
@@ -337,5 +348,7 @@ def without_double(segment: Segment) -> Segment:
     return dataclasses.replace(segment, program=program)
 
 
-def _has_double(value: Any) -> bool:
-    return any(isinstance(v, torch.Tensor) and v.dtype is torch.float64 for v in torch.utils._pytree.tree_leaves(value))
+def has_double(node: torch.fx.Node) -> bool:
+    """Whether a node's value is float64, or part of it is."""
+    leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    return any(isinstance(v, torch.Tensor) and v.dtype is torch.float64 for v in leaves)

@@ -35,6 +35,9 @@ _ATTEMPTS = 100
 # What makes two versions the same; the rest of a manifest says how and when one was built.
 _IDENTITY = ("name", "inputs", "outputs", "profiles", "segments", "target", "files")
 
+# Settings that the runtime reads from the manifest, under `settings.tensorrt`.
+_RUNNING = ("cuda_graphs", "plugins", "version_compatible", "weight_streaming")
+
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
@@ -281,7 +284,11 @@ def _refuse_other_signature(plan: RepositoryPlan, published: Manifest, where: Pa
 def _identity(manifest: Manifest) -> dict[str, Any]:
     # Through JSON, as the published one was: it makes lists of tuples.
     data = json.loads(manifest.to_json())
-    return {key: data[key] for key in _IDENTITY}
+    running = data["settings"].get("tensorrt", {})
+    return {
+        **{key: data[key] for key in _IDENTITY},
+        "running": {name: running[name] for name in _RUNNING if running.get(name)},
+    }
 
 
 def _is_whole(version: Path, manifest: Manifest) -> bool:

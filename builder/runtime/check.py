@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from builder.errors import RequestError
+from builder.errors import DataError, RequestError
 from builder.runtime.values import Value, dtype_of
 from builder.types import Range, TensorSpec
 
@@ -105,12 +105,12 @@ class SizeCheck:
         """Check the values of a segment's outputs.
 
         Raises:
-            RequestError: naming the size and its range.
+            DataError: naming the size and its range.
         """
         for index, axis, dim, name in self._checked:
             size = values[index].shape[axis]
             if size not in dim:
-                raise RequestError(
+                raise DataError(
                     f"the data of this request make dimension {axis} of {name!r} ({dim.name}) {size}, "
                     f"outside the range {dim.min} to {'any size' if dim.max is None else dim.max}",
                     fix="send other data, or build again with a wider bound (torch._check in the model, or [bounds])",

@@ -9,7 +9,6 @@ import os
 import tempfile
 import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ RUNTIME_CACHE = "TRITON_REPO_RUNTIME_CACHE"
 
 _LIBRARY = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
 
-# Captured shapes that are kept for one plan; each has buffers of its own.
+# Shapes that are captured for one plan, the first that come again; each has buffers and a context of its own.
 _GRAPHS = 16
 
 
@@ -57,14 +56,22 @@ class TensorRTRunner:
     def __init__(self, path: Path, segment: SegmentSpec, device: str, options: Mapping[str, Any]) -> None:
         import torch
 
+        self._device = device if device != "cpu" else "cuda:0"
+        # What is loaded goes to the GPU that is current.
+        with torch.cuda.device(self._device):
+            self._load(path, segment, options)
+
+    def _load(self, path: Path, segment: SegmentSpec, options: Mapping[str, Any]) -> None:
+        import torch
+
         self._trt: Any = importlib.import_module(segment.compiler)
         self._torch = torch
         self._segment = segment
         self._library = _LIBRARY[segment.compiler]
-        self._device = device if device != "cpu" else "cuda:0"
         self._lock = threading.Lock()
         self._logger = self._trt.Logger(self._trt.Logger.ERROR)
         runtime = self._trt.Runtime(self._logger)
+        runtime.engine_host_code_allowed = bool(options.get("version_compatible"))
         for library in options.get("plugins", ()):
             self._checked(runtime.get_plugin_registry().load_library(library), f"the plugin library {library}")
         self._runtime = runtime
@@ -88,11 +95,12 @@ class TensorRTRunner:
         self._contexts: dict[int, Any] = {}
         self._last_use: dict[int, Any] = {}
         self._allocators: dict[tuple[int, str], Any] = {}
-        self._graphs: OrderedDict[tuple[Any, ...], _Captured] | None = None
+        self._graphs: dict[tuple[Any, ...], _Captured] | None = None
+        self._capturing = True
         self._seen: set[tuple[Any, ...]] = set()
         self._kernels = _KernelCache(self._engine, path) if hasattr(self._trt, "IRuntimeCache") else None
         if options.get("cuda_graphs") and not self._on_host:
-            self._graphs = OrderedDict()
+            self._graphs = {}
 
     def _torch_dtype(self, dtype: Any) -> Any:
         kinds = self._trt.DataType
@@ -126,7 +134,6 @@ class TensorRTRunner:
     def _run(self, tensors: Mapping[str, Any], profile: int, stream: Any) -> list[Any]:
         shapes = (profile, *(tuple(t.shape) for t in tensors.values()))
         if self._graphs is not None and shapes in self._graphs:
-            self._graphs.move_to_end(shapes)
             return self._replayed(self._graphs[shapes], tensors, stream)
         context = self._context(profile, stream)
         outputs = self._enqueued(context, tensors, stream)
@@ -135,7 +142,7 @@ class TensorRTRunner:
             self._seen.add(shapes)
             if self._kernels is not None:
                 self._kernels.save()
-        elif self._graphs is not None and not self._allocators:
+        elif self._graphs is not None and len(self._graphs) < _GRAPHS and self._capturing and not self._allocators:
             # The first call of a shape may still load kernels, which no graph can hold; nor can it ask for memory.
             self._try_to_capture(shapes, tensors, profile, stream)
         return outputs
@@ -199,8 +206,8 @@ class TensorRTRunner:
         try:
             self._capture(shapes, tensors, profile, stream)
         except (CompileError, RuntimeError) as error:
-            self._graphs = None
-            warnings.warn(f"{self._segment.name} runs without CUDA graphs: {error}", stacklevel=2)
+            self._capturing = False
+            warnings.warn(f"{self._segment.name} captures no more CUDA graphs: {error}", stacklevel=2)
 
     def _capture(self, shapes: tuple[Any, ...], tensors: Mapping[str, Any], profile: int, stream: Any) -> None:
         """Keep a shape as a CUDA graph. A graph holds the state of its context, so each has its own."""
@@ -219,9 +226,6 @@ class TensorRTRunner:
             with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 results = self._enqueued(context, own, side)
         self._graphs[shapes] = _Captured(graph, context, inputs, results)
-        if len(self._graphs) > _GRAPHS:
-            stream.synchronize()
-            self._graphs.popitem(last=False)
 
     def _replayed(self, captured: _Captured, tensors: Mapping[str, Any], stream: Any) -> list[Any]:
         event = self._last_use.get(id(captured.context))

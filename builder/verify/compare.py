@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from builder.errors import BuilderError, SpecError, VerificationError
+from builder.errors import BuilderError, DataError, SpecError, VerificationError
 from builder.export import EagerModel
 from builder.inputs import Input
 from builder.runtime.values import Value, to_numpy, to_torch
@@ -108,11 +108,17 @@ def verify_model(
     """
     worst: dict[str, OutputError] = {}
     count = 0
+    out_of_bounds: DataError | None = None
     for inputs, point in _profiled_points(model, settings):
         tensors = make_tensors(inputs, point, settings.verify.seed + count)
         on_point(count, point)
         expected = _eager(model, tensors, point)
-        actual = _compiled(compiled, request_of(model, tensors), point)
+        try:
+            actual = _compiled(compiled, request_of(model, tensors), point)
+        except DataError as error:
+            # Values are made up here; real ones keep to the bounds that the user knows of.
+            out_of_bounds = error
+            continue
         try:
             differences = compare_outputs(expected, actual, settings, str(point))
         except VerificationError:
@@ -122,6 +128,12 @@ def verify_model(
             if name not in worst or difference.relative >= worst[name].relative:
                 worst[name] = OutputError(name, difference.absolute, difference.relative, str(point))
         count += 1
+    if not count and out_of_bounds is not None:
+        raise VerificationError(
+            f"nothing could be compared, since made-up values break a bound everywhere: {out_of_bounds.what}",
+            where="bounds",
+            fix="widen the bound, or give the inputs a value range (in LOW..HIGH) that keeps to it",
+        )
     return VerificationReport(True, count, tuple(worst.values()))
 
 

@@ -219,6 +219,10 @@ def test_data_that_break_a_bound_are_refused(tmp_path: Path) -> None:
     assert compiled({"x": np.array([[1, 1, 1, 1], [1, 1, 1, -1]], np.float32)})["output"].shape[0] == 7
     with pytest.raises(RequestError, match=r"make dimension 0 of '\w+' \(output\[0\]\) 8, outside the range 0 to 7"):
         compiled({"x": np.ones((2, 4), np.float32)})
+    some = build(spec("Positive", "x=float32[B=1:2:4, 4]", bounds={"output[0]": "0:4:7"}), root=tmp_path / "some")
+    assert 0 < some.report.points < full_points(tmp_path), "points whose made-up values break the bound are left out"
+    with pytest.raises(VerificationError, match="made-up values break a bound everywhere"):
+        build(spec("Positive", "x=float32[B=2:2:4, 4] in 1..2", bounds={"output[0]": "0:1:2"}), root=tmp_path / "none")
     with pytest.raises(SpecError, match="for no size of an output") as caught:
         build(spec(*model, bounds={"outputs[0]": "0:1:7"}), root=tmp_path / "other")
     assert "did you mean 'output[0]'" in str(caught.value)
@@ -240,6 +244,10 @@ def test_a_precision_that_the_compiler_does_not_have(tmp_path: Path, precision: 
     with pytest.raises(SpecError, match=f"onnxruntime has no precision '{precision}'") as caught:
         build(spec(*HYBRID, precision=precision), root=tmp_path / "repo")
     assert "fp32, fp16" in (caught.value.fix or "")
+
+
+def full_points(tmp_path: Path) -> int:
+    return build(spec("Positive", "x=float32[B=1:2:4, 4]"), root=tmp_path / "full").report.points
 
 
 def test_several_profiles(tmp_path: Path) -> None:

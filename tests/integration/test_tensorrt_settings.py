@@ -17,6 +17,7 @@ pytest.importorskip("tensorrt_rtx")
 import tensorrt_rtx as trt
 import torch.ao.quantization.fx._decomposed  # Registers quantized_decomposed.
 
+from builder.cache.key import engine_key
 from builder.compilers.base import BuildContext
 from builder.compilers.tensorrt.build import build_plan
 from builder.compilers.tensorrt.compiler import TensorRTCompiler, TensorRTRTXCompiler
@@ -24,6 +25,7 @@ from builder.compilers.tensorrt.config import builder_config, keyed_settings
 from builder.compilers.tensorrt.flavour import TENSORRT_RTX
 from builder.compilers.tensorrt.network import WeightlessGraph, empty_network, parse_network
 from builder.compilers.tensorrt.profiles import optimization_profiles
+from builder.engines import engine_components
 from builder.errors import CompileError, SpecError
 from builder.export import export_model
 from builder.inputs import parse_input
@@ -69,6 +71,7 @@ def compiled(made: Any, segment: Segment, work: Path) -> Path:
         ({"dla_core": 0}, "dla_core"),
         ({"dla_sram_size": 1 << 20}, "dla_sram_size"),
         ({"compute_capabilities": ("9.0",)}, "compute_capabilities"),
+        ({"workspace_size": 2**70}, "workspace_size"),
         ({"plugins": ("/no/such/plugin.so",)}, "plugins"),
     ],
 )
@@ -108,6 +111,16 @@ def test_what_decides_an_engine_is_in_its_key() -> None:
     assert keyed_settings(Settings(tensorrt=TensorRTSettings(workspace_size=1 << 30))) != base
     for same in ({"build_timeout": 9.0}, {"timing_cache": False}, {"cuda_graphs": True}):
         assert keyed_settings(Settings(tensorrt=TensorRTSettings(**same))) == base
+    zeros = (
+        "optimization_level",
+        "dla_core",
+        "max_aux_streams",
+        "workspace_size",
+        "tactic_dram",
+        "l2_limit_for_tiling",
+    )
+    for zero in zeros:
+        assert keyed_settings(Settings(tensorrt=TensorRTSettings(**{zero: 0}))) != base, "0 is not the default"
     target = TensorRTRTXCompiler().target(Settings(tensorrt=TensorRTSettings(compute_capabilities=("8.9", "8.6"))))
     assert target["compute_capabilities"] == ["8.6", "8.9"]
 
@@ -226,6 +239,28 @@ def test_float64_is_narrowed_only_when_asked(tmp_path: Path) -> None:
     (segment,) = planned(made, Double(), "x=float64[B=1:2:4, 8]").segments
     compiled(made, segment, tmp_path)
     assert segment.inputs[0].dtype == "float64", "requests keep their dtype"
+
+
+class InnerDouble(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((x.double() * 1e-3 + 1e10) - 1e10).float().relu()
+
+
+def test_float64_inside_a_segment_is_not_narrowed_either(tmp_path: Path) -> None:
+    plan = planned(session(tmp_path), InnerDouble(), "x=float32[B=1:2:4, 8]")
+    assert any("would compute it in float32" in f.reason for f in plan.fallbacks)
+    assert [s.kind for s in plan.segments if "aten.sub" in s.operators] == ["fallback"]
+
+
+def test_one_profile_with_another_opt_is_another_engine(tmp_path: Path) -> None:
+    keys = []
+    for profiles in ((), ("B=2:5:7",)):
+        made = session(tmp_path)
+        (segment,) = planned(made, Block(8), INPUT, profiles=profiles).segments
+        keys.append(
+            engine_key(engine_components(TensorRTRTXCompiler(), Settings(), made.fingerprint(segment), segment))
+        )
+    assert keys[0] != keys[1]
 
 
 def test_weights_are_mapped_not_copied(tmp_path: Path) -> None:

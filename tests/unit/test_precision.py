@@ -158,6 +158,33 @@ def test_a_mask_for_attention_is_cast_to_what_there_is() -> None:
     torch.testing.assert_close(got, Attention()(x), rtol=0, atol=0.02)
 
 
+class Rotary(nn.Module):
+    """Angles of positions, as rotary embeddings compute them: a product of positions and frequencies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("frequencies", 1.0 / 10000 ** (torch.arange(0, 8, 2) / 8))
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        angles = self.frequencies[None, :, None].expand(x.shape[0], -1, 1) @ positions[:, None, :].float()
+        angles = torch.cat((angles, angles), 1).transpose(1, 2)
+        return self.linear(x) * angles.cos()
+
+
+@pytest.mark.parametrize("precision", LOW)
+def test_positions_are_not_rounded(precision: str) -> None:
+    segment = segment_of(Rotary(), "x=float32[B=1:2:4, T=2:5:4096, 8]", "positions=int64[B, T] in 0..4095")
+    converted = in_precision(segment, precision)
+    found = dtypes(converted)
+    assert found["matmul"] == [torch.float32] and found["linear"] == [LOW[precision]]
+    given = {"x": torch.randn(1, 4000, 8), "positions": torch.arange(4000)[None]}
+    ordered = [given[t.name] for t in converted.inputs]
+    (got,), (want,) = run(converted, ordered), run(segment, ordered)
+    torch.testing.assert_close(got, want, rtol=0, atol=0.03)
+
+
 class Filled(nn.Module):
     """A mask that is made where it is used, for whole rows."""
 

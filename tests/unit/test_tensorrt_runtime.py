@@ -215,7 +215,7 @@ def test_threads_share_a_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, s
 def graph(*names: str) -> tuple[WeightlessGraph, np.ndarray[Any, Any]]:
     weights = np.arange(4 * len(names), dtype=np.uint8)
     places = [(name, weights.ctypes.data + 4 * i, 4) for i, name in enumerate(names)]
-    return WeightlessGraph(b"graph", places, [], [], weights), weights
+    return WeightlessGraph(b"graph", places, [], frozenset({*names, "constant"}), [], weights), weights
 
 
 def refitted(fake: FakeTensorRT, tmp_path: Path, *names: str) -> bytes:
@@ -256,6 +256,8 @@ def test_a_refit_that_fails_anywhere_is_an_error(tmp_path: Path, call: str) -> N
 def test_missing_and_stale_weights_are_found(tmp_path: Path) -> None:
     with pytest.raises(RefitError, match="w9"):
         refitted(FakeTensorRT({}, {}, None, missing=("w9",)), tmp_path, "w0", "w1")
+    constant = FakeTensorRT({}, {}, None, weights=("w0", "w1", "constant"))
+    assert refitted(constant, tmp_path, "w0", "w1") == b"full", "a constant of the graph is given with it"
     with pytest.raises(RefitError, match="stale"):
         refitted(FakeTensorRT({}, {}, None, weights=("w0", "w1", "stale")), tmp_path, "w0", "w1")
 

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from builder.compilers.tensorrt.flavour import Flavour
 from builder.compilers.tensorrt.logger import said
 from builder.compilers.tensorrt.network import ParsedNetwork
@@ -43,8 +45,13 @@ def build_plan(
     config.progress_monitor = monitor
     result: list[bool | BaseException] = []
 
+    # A new thread begins with the first GPU.
+    gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
+
     def run() -> None:
         try:
+            if gpu is not None:
+                torch.cuda.set_device(gpu)
             with path.open("wb") as file:
                 result.append(_serialised(trt, parsed, config, file))
         except BaseException as error:  # Raised again in the caller's thread.

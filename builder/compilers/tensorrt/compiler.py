@@ -59,6 +59,11 @@ class _Compiler:
             SpecError: when it has no such setting.
         """
         trt = self.flavour.load()
+        state = self.availability()
+        if not state.can_build:
+            raise CompileError(
+                f"{self.flavour.library} cannot build on this machine: {state.detail}", fix="use another compiler"
+            )
         check_precision(self.flavour.name, context.settings, ("fp32", "tf32", "fp16", "bf16"))
         return _Session(context, trt, self.flavour)
 
@@ -127,7 +132,7 @@ class _Session(OnnxSession):
         if mode != "weights":
             weights = lowered.directory / WEIGHTS_FILE
             components["weights"] = file_digest(weights) if weights.exists() else ""
-        if len(segment.engine_profiles) > 1:
+        if segment.engine_profiles != (segment.inputs,):
             components["profiles"] = [
                 [{p: list(t.shape(p)) for p in POINTS} for t in inputs] for inputs in segment.engine_profiles
             ]
@@ -179,7 +184,14 @@ class _Session(OnnxSession):
     def refit(self, segment: Segment, engine: Path, directory: Path) -> CompiledArtifact:
         graph = WeightlessGraph.read(self.lowered(segment))
         try:
-            refit_plan(self._trt, self._flavour, engine / _PLAN_FILE, graph, directory / _PLAN_FILE)
+            refit_plan(
+                self._trt,
+                self._flavour,
+                engine / _PLAN_FILE,
+                graph,
+                directory / _PLAN_FILE,
+                host_code=self._settings.version_compatible,
+            )
         except RefitError as error:
             raise RefitError(error.what, where=segment.name) from error
         return CompiledArtifact(_PLAN_FILE)

@@ -153,7 +153,10 @@ def _set_pool(trt: Any, flavour: Flavour, config: Any, name: str, pool: str, siz
     if size is None:
         return
     kind = getattr(trt.MemoryPoolType, pool)
-    config.set_memory_pool_limit(kind, size)
+    try:
+        config.set_memory_pool_limit(kind, size)
+    except (TypeError, ValueError) as error:
+        raise _refused(flavour, name, f"does not take {size} bytes") from error
     if config.get_memory_pool_limit(kind) != size:
         raise _refused(flavour, name, f"does not take {size} bytes here")
 
@@ -190,7 +193,7 @@ def keyed_settings(settings: Settings) -> dict[str, Any]:
     """Those settings that decide an engine, as JSON values; plugins by the digests of their files."""
     kept = {k: v for k, v in settings.tensorrt.model_dump(mode="json").items() if k not in _NOT_KEYED}
     return {
-        **{name: value for name, value in kept.items() if value not in (None, False)},
+        **{name: value for name, value in kept.items() if value is not None and value is not False},
         "tf32": settings.precision == "tf32",
         "plugins": [file_digest(Path(path)) for path in settings.tensorrt.plugins],
     }

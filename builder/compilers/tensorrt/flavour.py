@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,10 @@ class Flavour:
 
     @property
     def version(self) -> str:
-        """All four numbers of the installed package; "unknown" where there is none."""
+        """All four numbers of the library, or, as long as nothing has imported it, of the package."""
+        loaded = getattr(sys.modules.get(self.name), "__version__", None)
+        if loaded is not None:
+            return str(loaded)
         for package in (self.name, f"{self.name}-cu13", f"{self.name}-cu12", f"{self.name}_bindings"):
             try:
                 return importlib.metadata.version(package)

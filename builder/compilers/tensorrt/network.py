@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,12 +27,14 @@ class WeightlessGraph:
         model: the graph, serialised.
         weights: (name, address, bytes) of each weight.
         nodes: names of its nodes, in order.
+        names: what a refit gives: all initializers, and the outputs of Constant nodes.
         unranked: inputs whose number of dimensions is not known.
     """
 
     model: bytes
     weights: list[tuple[str, int, int]]
     nodes: list[str]
+    names: frozenset[str]
     unranked: list[str]
     _mapped: Any = field(repr=False)
 
@@ -50,13 +53,31 @@ class WeightlessGraph:
             initializer.ClearField("external_data")
             initializer.ClearField("data_location")
         unranked = [i.name for i in model.graph.input if not i.type.tensor_type.HasField("shape")]
-        return cls(model.SerializeToString(), weights, [n.name for n in model.graph.node], unranked, mapped)
+        return cls(
+            model.SerializeToString(),
+            weights,
+            [n.name for n in model.graph.node],
+            frozenset(_given(model.graph)),
+            unranked,
+            mapped,
+        )
 
     def load(self, parser: Any) -> bool:
         """Hand it to a parser or a parser's refitter."""
         return bool(parser.load_model_proto(self.model)) and all(
             parser.load_initializer(name, address, size) for name, address, size in self.weights
         )
+
+
+def _given(graph: onnx.GraphProto) -> Iterator[str]:
+    """Names of initializers and constants, branches and loop bodies included."""
+    yield from (i.name for i in graph.initializer)
+    for node in graph.node:
+        if node.op_type == "Constant":
+            yield from node.output
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _given(attribute.g)
 
 
 @dataclass(slots=True)

@@ -63,14 +63,19 @@ def _without_stderr() -> Iterator[None]:
         os.close(nothing)
 
 
-def refit_plan(trt: Any, flavour: Flavour, plan: Path, graph: WeightlessGraph, destination: Path) -> None:
+def refit_plan(
+    trt: Any, flavour: Flavour, plan: Path, graph: WeightlessGraph, destination: Path, *, host_code: bool = False
+) -> None:
     """Put a graph's weights into a stripped plan, and write the plan with them.
 
+    Args:
+        host_code: whether the plan carries a runtime of its own, as one does that later releases load.
     Raises:
         RefitError: when the plan does not load here, or does not take all of the weights.
     """
     logger = capturing_logger(trt)
     runtime = trt.Runtime(logger)
+    runtime.engine_host_code_allowed = host_code
     engine = runtime.deserialize_cuda_engine(plan.read_bytes())
     if engine is None:
         raise RefitError(said(flavour.library, logger, "the stripped plan does not load here"))
@@ -80,7 +85,7 @@ def refit_plan(trt: Any, flavour: Flavour, plan: Path, graph: WeightlessGraph, d
     parser = trt.OnnxParserRefitter(refitter, logger)
     if not graph.load(parser) or not parser.refit_model_proto():
         raise RefitError(said(flavour.library, logger, "the plan does not take these weights"))
-    _check_complete(flavour, refitter, (name for name, _, _ in graph.weights))
+    _check_complete(flavour, refitter, graph.names)
     if not refitter.refit_cuda_engine():
         raise RefitError(said(flavour.library, logger, "the refit failed"))
     serialization = engine.create_serialization_config()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import platform
 from collections.abc import Mapping
@@ -41,6 +42,9 @@ def engine_target(flavour: Flavour, settings: TensorRTSettings) -> Mapping[str, 
     TensorRT builds for the GPU at hand, or with `hardware_compatibility` for all of a family. TensorRT-RTX builds for the GPUs of
     `compute_capabilities`, or for all that its release knows, on any operating system.
     """
+    if flavour.installed:
+        # The library's own word for its version: a package can be newer than what it brings.
+        importlib.import_module(flavour.name)
     base: dict[str, Any] = {"device": "cuda", flavour.name: flavour.version, "machine": platform.machine()}
     if flavour.is_rtx:
         return {

@@ -66,6 +66,8 @@ def _merge(config: Any, cache: Any, path: Path) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        # Others who share the cache read it too.
+        Path(name).chmod(0o644)
         Path(name).replace(path)
     except OSError:
         Path(name).unlink(missing_ok=True)
