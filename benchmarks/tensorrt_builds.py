@@ -32,7 +32,7 @@ NETWORKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
 }
 PRECISIONS = ("fp32", "fp16", "bf16")
-ROUNDS = 5
+ROUNDS = 3
 
 # Ten products of 8192 x 8192 in float32.
 WIDTH, LAYERS = 8192, 10
