@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from builder.dims import parse_dim
 from builder.errors import BuilderError, ExportError
-from builder.inputs import Input, parse_dim, resolve_names
+from builder.inputs import Input, resolve_names
 from builder.signature import Signature
 from builder.tracing import dim_name, dynamic_dims, examples, quiet_torch, trace, trace_sizes
 from builder.types import Range, SymbolName

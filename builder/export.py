@@ -138,6 +138,7 @@ def export_model(
     for node, item in zip(placeholders, ordered, strict=True):
         if not any(True for _ in node.users):
             notes.append(f"the model does not use its input {item.name!r}")
+    # For what it refuses: a dimension with a range that torch has fixed.
     symbol_ranges(program, ordered)
     names = _name_outputs(program, output_names)
     return ExportedModel(

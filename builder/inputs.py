@@ -8,35 +8,26 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from builder.dims import DECLARED_ELSEWHERE, DIM_FORM, NAME, parse_dim
 from builder.errors import SpecError
 from builder.types import DTYPES, INT32_MAX, Derived, Range, SymbolName, canonical_dtype
 
-__all__ = ["Constant", "Input", "parse_bound", "parse_dim", "parse_input", "resolve_names"]
+__all__ = ["Constant", "Input", "parse_input", "resolve_names"]
 
-_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _INPUT = re.compile(
     rf"""^\s*
-    (?:(?P<name>{_NAME}(?:\.[A-Za-z0-9_]+)*)\s*=\s*)?
+    (?:(?P<name>{NAME}(?:\.[A-Za-z0-9_]+)*)\s*=\s*)?
     (?P<dtype>[A-Za-z][A-Za-z0-9_.]*)\s*
     \[(?P<dims>[^\]]*)\]\s*
     (?:\bin\s+(?P<low>[^\s]+?)\s*\.\.\s*(?P<high>[^\s]+))?
     \s*$""",
     re.VERBOSE,
 )
-_SCALAR = re.compile(rf"^\s*(?:(?P<name>{_NAME}(?:\.[A-Za-z0-9_]+)*)\s*=\s*)?(?P<value>.+?)\s*$")
+_SCALAR = re.compile(rf"^\s*(?:(?P<name>{NAME}(?:\.[A-Za-z0-9_]+)*)\s*=\s*)?(?P<value>.+?)\s*$")
 _FORM = (
     "write NAME=DTYPE[DIM, ...] in LOW..HIGH, for example input_ids=int64[B=1:8:32, T=8:64:256] in 0..30521; "
     "NAME=MIN:OPT:MAX for a whole number that changes; NAME=VALUE for None, True, False, a number or a 'text' that does not"
 )
-_DERIVED = re.compile(rf"(?:(?P<factor>\d+)\s*\*\s*)?(?P<base>{_NAME})\s*(?:(?P<offset>[+-]\s*\d+))?")
-_DIM_FORM = (
-    "write a number (768), MIN:OPT:MAX (1:8:32), NAME=MIN:OPT:MAX (B=1:8:32), a NAME given elsewhere (B), "
-    "a size that follows from it (2*B, B+1, 2*B-1), "
-    "or MIN:OPT:MAX%K for multiples of K (H=64:256:512%16)"
-)
-
-# A bare name in text stands for the range that another dimension of that name declares.
-_DECLARED_ELSEWHERE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +173,7 @@ def _dim(label: str, axis: int, entry: int | str | Range | tuple[int, int, int])
         return Range(entry, entry, entry)
     if isinstance(entry, tuple | list) and len(entry) == 3:
         return Range(*entry)
-    raise SpecError(f"{label}, dimension {axis}: cannot read {entry!r} as a size", fix=_DIM_FORM)
+    raise SpecError(f"{label}, dimension {axis}: cannot read {entry!r} as a size", fix=DIM_FORM)
 
 
 def _named(label: str, dims: list[Range], names: dict[int, SymbolName]) -> list[Range]:
@@ -198,11 +189,11 @@ def _named(label: str, dims: list[Range], names: dict[int, SymbolName]) -> list[
 
 def _checked(label: str, axis: int, dim: Range) -> Range:
     where = f"{label}, dimension {axis}"
-    if dim.min == _DECLARED_ELSEWHERE and dim.name:
+    if dim.min == DECLARED_ELSEWHERE and dim.name:
         return dim
     sizes = (dim.min, dim.opt, dim.max)
     if any(not isinstance(s, int) or isinstance(s, bool) for s in sizes):
-        raise SpecError(f"{where}: the sizes {sizes} are not whole numbers", fix=_DIM_FORM)
+        raise SpecError(f"{where}: the sizes {sizes} are not whole numbers", fix=DIM_FORM)
     low, opt, high = dim.min, dim.opt, dim.max
     assert high is not None
     if low <= 0:
@@ -239,39 +230,6 @@ def _checked_values(label: str, dtype: str, value_range: tuple[float, float] | N
     if not DTYPES[dtype].floating and (low != int(low) or high != int(high)):
         raise SpecError(f"{label}: the value range {low}..{high} is not whole, but the dtype is {dtype}")
     return (low, high)
-
-
-def parse_dim(text: str, where: str) -> Range:
-    """One dimension as text: `768`, `1:8:32`, `B=1:8:32`, `H=64:256:512%16`, `B` alone, or `2*B+1`.
-
-    A name alone stands for the range that another dimension of that name declares.
-
-    Raises:
-        SpecError: when the text is none of these.
-    """
-    name, eq, sizes = text.rpartition("=")
-    name, sizes = name.strip(), sizes.strip()
-    elsewhere = (_DECLARED_ELSEWHERE, _DECLARED_ELSEWHERE, _DECLARED_ELSEWHERE)
-    if not eq and re.fullmatch(_NAME, sizes):
-        return Range(*elsewhere, sizes)
-    follows = None if eq else _DERIVED.fullmatch(sizes)
-    if follows is not None:
-        offset = int((follows["offset"] or "0").replace(" ", ""))
-        derived = Derived(follows["base"], int(follows["factor"] or 1), offset)
-        return Range(*elsewhere, str(derived), derived=derived)
-    if eq and not re.fullmatch(_NAME, name):
-        raise SpecError(f"{where}: {name!r} is not a name", fix=_DIM_FORM)
-    sizes, percent, step = sizes.partition("%")
-    try:
-        numbers = [int(p) for p in sizes.split(":")]
-        multiple = int(step) if percent else 1
-    except ValueError:
-        numbers = []
-    if len(numbers) == 1 and not percent:
-        return Range(numbers[0], numbers[0], numbers[0], name or None)
-    if len(numbers) == 3:
-        return Range(numbers[0], numbers[1], numbers[2], name or None, multiple)
-    raise SpecError(f"{where}: cannot read the size {text.strip()!r}", fix=_DIM_FORM)
 
 
 def parse_input(text: str, *, name: str | None = None, where: str = "--input") -> Input | Constant:
@@ -333,22 +291,6 @@ def _parse_values(low: str | None, high: str | None) -> tuple[float, float] | No
         ) from None
 
 
-def parse_bound(name: str, text: str, where: str) -> Range:
-    """The range of an output's size, under the name of the output and its axis.
-
-    Raises:
-        SpecError: when it cannot be read or is not in order.
-    """
-    size = parse_dim(text, where)
-    if size.name is not None or size.multiple != 1 or size.max is None or not 0 <= size.min <= size.opt <= size.max:
-        raise SpecError(
-            f"cannot read the bound {name} = {text!r}",
-            where=where,
-            fix="write OUTPUT[AXIS] = MIN:OPT:MAX, for example boxes[0] = 0:100:300",
-        )
-    return Range(size.min, size.opt, size.max, name, data_dependent=True)
-
-
 def resolve_names(inputs: Sequence[Input]) -> tuple[Input, ...]:
     """Fill in ranges given by name alone, and check that one name has one range everywhere.
 
@@ -358,7 +300,7 @@ def resolve_names(inputs: Sequence[Input]) -> tuple[Input, ...]:
     declared: dict[SymbolName, tuple[Range, str]] = {}
     for item in inputs:
         for axis, dim in enumerate(item.dims):
-            if dim.name is None or dim.min == _DECLARED_ELSEWHERE or dim.derived is not None:
+            if dim.name is None or dim.min == DECLARED_ELSEWHERE or dim.derived is not None:
                 continue
             here = f"input {item.name or '(unnamed)'}, dimension {axis}"
             known, there = declared.setdefault(dim.name, (dim, here))
@@ -374,7 +316,7 @@ def resolve_names(inputs: Sequence[Input]) -> tuple[Input, ...]:
 
 
 def _resolved(item: Input, axis: int, dim: Range, declared: dict[SymbolName, tuple[Range, str]]) -> Range:
-    if dim.name is None or (dim.min != _DECLARED_ELSEWHERE and dim.derived is None):
+    if dim.name is None or (dim.min != DECLARED_ELSEWHERE and dim.derived is None):
         return dim
     where = f"input {item.name or '(unnamed)'}, dimension {axis}"
     name = dim.derived.base if dim.derived is not None else dim.name

@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from builder.dims import parse_sizes
 from builder.errors import SpecError, did_you_mean
-from builder.inputs import Input, parse_dim
+from builder.inputs import Input
 from builder.types import Range, SymbolName
 
 __all__ = ["Profile", "dim_label", "parse_profile", "profiled_inputs", "sizes_of"]
@@ -42,8 +43,8 @@ def parse_profile(sizes: str | Mapping[str, str | int], where: str) -> Profile:
     for name, text in pairs:
         if name in found:
             raise SpecError(f"{name!r} stands twice in one profile", where=where, fix=_FORM)
-        size = parse_dim(text, f"{where}, {name}")
-        if size.name is not None or size.multiple != 1:
+        size = parse_sizes(text, f"{where}, {name}")
+        if size is None:
             raise SpecError(f"{name} = {text!r} is no range of sizes", where=where, fix=_FORM)
         found[name] = size
     if not found:

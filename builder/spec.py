@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from builder.dims import parse_bound
 from builder.errors import SpecError, did_you_mean
-from builder.inputs import Constant, Input, parse_bound, parse_input
+from builder.inputs import Constant, Input, parse_input
 from builder.profiles import Profile, parse_profile
 from builder.settings import Settings
 from builder.triton_options import TritonOptions

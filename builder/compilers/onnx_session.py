@@ -135,9 +135,9 @@ class OnnxSession(abc.ABC):
     def fingerprint(self, segment: Segment) -> Fingerprint:
         """What decides the engine of a segment."""
 
+    @abc.abstractmethod
     def refit(self, segment: Segment, engine: Path, directory: Path) -> CompiledArtifact:
-        """Only for compilers whose fingerprint says that they refit."""
-        raise NotImplementedError(f"{self.library} engines are not refitted")
+        """Write the engine with the segment's weights into an empty directory."""
 
     def without_refit(self, segment: Segment) -> bool:
         """Most compilers refit all or nothing."""

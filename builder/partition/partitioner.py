@@ -132,15 +132,19 @@ def _split(
     names = _value_names(program, model)
     placeholders = user_placeholders(program)
 
-    def spec(node: torch.fx.Node, inputs: Sequence[Input], known: Mapping[SymbolName, Range]) -> TensorSpec:
+    def spec(
+        node: torch.fx.Node, given: Mapping[torch.fx.Node, Input], known: Mapping[SymbolName, Range]
+    ) -> TensorSpec:
         found = tensor_spec(names[node], node.meta["val"], known)
-        if node in placeholders:
-            return dataclasses.replace(found, values=_values(inputs[placeholders.index(node)]))
-        return found
+        return dataclasses.replace(found, values=_values(given[node])) if node in given else found
 
-    whole = functools.partial(spec, inputs=model.inputs, known=symbols)
+    whole = functools.partial(spec, given=dict(zip(placeholders, model.inputs, strict=True)), known=symbols)
     narrowed = [
-        functools.partial(spec, inputs=inputs, known=symbol_ranges(program, inputs, model.bounds))
+        functools.partial(
+            spec,
+            given=dict(zip(placeholders, inputs, strict=True)),
+            known=symbol_ranges(program, inputs, model.bounds),
+        )
         for inputs in model.profiles
     ]
 

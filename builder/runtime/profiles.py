@@ -9,7 +9,7 @@ from builder.errors import RequestError
 from builder.runtime.values import Value
 from builder.types import TensorSpec
 
-__all__ = ["ProfileChooser", "profile_text"]
+__all__ = ["ProfileChooser"]
 
 
 class ProfileChooser:
@@ -37,7 +37,7 @@ class ProfileChooser:
             if all(_holds(spec, request[spec.name]) for spec in self._profiles[index]):
                 return index
         sizes = ", ".join(f"{name} {list(value.shape)}" for name, value in request.items())
-        listed = "; ".join(f"profile {i} ({profile_text(p)})" for i, p in enumerate(self._profiles))
+        listed = "; ".join(f"profile {i} ({_text(p)})" for i, p in enumerate(self._profiles))
         raise RequestError(
             f"no profile that the model was built for holds these sizes together: {sizes}",
             fix=f"send sizes of one of them: {listed}; or build again with a profile that holds these",
@@ -58,6 +58,6 @@ def _largest(profile: Sequence[TensorSpec]) -> tuple[int, int]:
     )
 
 
-def profile_text(profile: Sequence[TensorSpec]) -> str:
+def _text(profile: Sequence[TensorSpec]) -> str:
     """A profile for people to read: the inputs that have a choice of sizes."""
     return ", ".join(str(spec) for spec in profile)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 
 from builder.errors import BuilderError, DataError, SpecError, VerificationError
 from builder.export import EagerModel
-from builder.inputs import Input
 from builder.runtime.values import Value, to_numpy, to_torch
 from builder.settings import Settings
 from builder.types import DTYPES
@@ -109,8 +108,11 @@ def verify_model(
     worst: dict[str, OutputError] = {}
     count = 0
     out_of_bounds: DataError | None = None
-    for inputs, point in _profiled_points(model, settings):
-        tensors = make_tensors(inputs, point, settings.verify.seed + count)
+    verify = settings.verify
+    for inputs, point in points(
+        model.profiles, max_corners=verify.max_corners, random_count=verify.random_points, seed=verify.seed
+    ):
+        tensors = make_tensors(inputs, point, verify.seed + count)
         on_point(count, point)
         expected = _eager(model, tensors, point)
         try:
@@ -135,20 +137,6 @@ def verify_model(
             fix="widen the bound, or give the inputs a value range (in LOW..HIGH) that keeps to it",
         )
     return VerificationReport(True, count, tuple(worst.values()))
-
-
-def _profiled_points(model: EagerModel, settings: Settings) -> Iterator[tuple[tuple[Input, ...], Point]]:
-    """The points of each profile with the inputs that they are for, each once."""
-    seen = set()
-    verify = settings.verify
-    for inputs in model.profiles:
-        for point in points(
-            inputs, max_corners=verify.max_corners, random_count=verify.random_points, seed=verify.seed
-        ):
-            key = tuple(point.sizes.items())
-            if key not in seen:
-                seen.add(key)
-                yield inputs, point
 
 
 def request_of(model: EagerModel, tensors: Sequence[torch.Tensor]) -> dict[str, Value]:

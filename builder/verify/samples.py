@@ -84,14 +84,17 @@ def _random_size(dim: Range, generator: random.Random) -> int:
     return min(max(size, dim.min), _high(dim))
 
 
-def points(inputs: Sequence[Input], *, max_corners: int, random_count: int, seed: int) -> Iterator[Point]:
-    """Corners, then random points, each once."""
+def points(
+    profiles: Sequence[tuple[Input, ...]], *, max_corners: int, random_count: int, seed: int
+) -> Iterator[tuple[tuple[Input, ...], Point]]:
+    """Corners, then random points, of each profile with its inputs; each point once."""
     seen = set()
-    for point in (*corner_points(inputs, max_corners), *random_points(inputs, random_count, seed)):
-        key = tuple(point.sizes.items())
-        if key not in seen:
-            seen.add(key)
-            yield point
+    for inputs in profiles:
+        for point in (*corner_points(inputs, max_corners), *random_points(inputs, random_count, seed)):
+            key = tuple(point.sizes.items())
+            if key not in seen:
+                seen.add(key)
+                yield inputs, point
 
 
 def make_tensors(inputs: Sequence[Input], point: Point, seed: int) -> list[torch.Tensor]:

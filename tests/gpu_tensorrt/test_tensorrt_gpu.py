@@ -21,7 +21,7 @@ from builder.runtime.tensorrt import RUNTIME_CACHE
 from builder.runtime.values import to_torch
 from builder.settings import TensorRTSettings
 from builder.spec import find_spec
-from tests.integration.test_build import CONVNET, HYBRID, spec
+from tests.integration.test_build import CONVNET, HYBRID, STRUCTURED, spec
 from tests.integration.test_tensorrt_settings import MAGIC
 from tests.models.nets import hybrid
 
@@ -93,18 +93,7 @@ def test_data_dependent_outputs(tmp_path: Path, flavour: str) -> None:
 
 
 def test_values_that_are_sizes(tmp_path: Path, flavour: str) -> None:
-    built(
-        tmp_path,
-        flavour,
-        "Structured",
-        "batch.values=float32[B=1:2:4, T=2:5:9, 8]",
-        "batch.mask=float32[B, T] in 0..1",
-        "extra.0=float32[B, T, 8]",
-        "extra.1=float32[B, T, 8]",
-        "copies=1:3:7",
-        "scale=0.5",
-        "normalise=True",
-    )
+    built(tmp_path, flavour, *STRUCTURED)
 
 
 def test_cuda_graphs(tmp_path: Path, flavour: str) -> None:

@@ -13,8 +13,9 @@ import torch
 from builder.build import BuildResult, build
 from builder.cache.options import CacheOptions
 from builder.compilers.inductor import InductorCompiler
+from builder.dims import parse_bound
 from builder.errors import BuilderError, CompileError, RequestError, SpecError, VerificationError
-from builder.inputs import Input, parse_bound, parse_input
+from builder.inputs import Input, parse_input
 from builder.profiles import parse_profile
 from builder.repository.config import validate_config
 from builder.runtime.manifest import Manifest
@@ -45,6 +46,16 @@ def spec(
 
 CONVNET = ("convnet", "image=float32[B=1:4:8, 3, H=16:32:65, W=16:48:64]")
 HYBRID = ("hybrid", "x=float32[B=1:8:32, T=2:16:64, 16]")
+STRUCTURED = (
+    "Structured",
+    "batch.values=float32[B=1:2:4, T=2:5:9, 8]",
+    "batch.mask=float32[B, T] in 0..1",
+    "extra.0=float32[B, T, 8]",
+    "extra.1=float32[B, T, 8]",
+    "copies=1:3:7",
+    "scale=0.5",
+    "normalise=True",
+)
 
 
 def published(result: BuildResult) -> RuntimeModel:

@@ -26,7 +26,7 @@ from builder.serving.install import find_server
 from builder.serving.server import TritonServer
 from builder.spec import BuildSpec, find_spec
 from builder.verify.smoke import smoke
-from tests.integration.test_build import CONVNET, HYBRID, spec
+from tests.integration.test_build import CONVNET, HYBRID, STRUCTURED, spec
 from tests.models import nets
 
 pytestmark = pytest.mark.skipif(find_server() is None, reason="no Triton server is installed")
@@ -40,17 +40,7 @@ MODELS = {
     "halves": spec("Permute", "x=bfloat16[B=1:2:4, 3]", "scalar=bfloat16[]", name="halves"),
     "scalars": spec("Permute", "x=float32[B=1:2:4, 3]", "scalar=float32[]", name="scalars"),
     "flags": spec("Permute", "x=bool[B=1:2:4, 3]", "scalar=bool[]", name="flags"),
-    "structured": spec(
-        "Structured",
-        "batch.values=float32[B=1:2:4, T=2:5:9, 8]",
-        "batch.mask=float32[B, T] in 0..1",
-        "extra.0=float32[B, T, 8]",
-        "extra.1=float32[B, T, 8]",
-        "copies=1:3:7",
-        "scale=0.5",
-        "normalise=True",
-        name="structured",
-    ),
+    "structured": spec(*STRUCTURED, name="structured"),
     "minilm": find_spec(
         "minilm",
         inputs=["input_ids=int64[B=1:2:4, T=8:16:64] in 0..30521", "attention_mask=int64[B, T] in 0..1"],

@@ -47,7 +47,7 @@ def test_random_points_are_in_range_and_repeat() -> None:
 
 def test_a_static_model_has_one_point() -> None:
     static = [parse_input("x=float32[2, 3]")]
-    (only,) = points(static, max_corners=9, random_count=4, seed=0)
+    ((_, only),) = points([static], max_corners=9, random_count=4, seed=0)
     assert str(only) == "static"
     assert make_tensors(static, only, 0)[0].shape == (2, 3)
 

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "builder"
 
 # Lowest first; a module imports only what stands before it, or its own package.
 LAYERS = [
-    "types", "errors", "files", "locks", "hashing", "progress", "inputs", "profiles", "settings", "triton_options", "spec",
+    "types", "errors", "files", "locks", "hashing", "progress", "dims", "inputs", "profiles", "settings", "triton_options", "spec",
     "recurrence", "signature", "shape_env", "tracing", "symbols", "explain", "export", "models", "partition", "lowering", "compilers", "cache",
     "runtime", "repository", "serving", "verify", "engines", "build", "report", "drawing", "doctor", "key_diff",
     "console", "console_cache", "cli_common", "cli_cache", "cli",

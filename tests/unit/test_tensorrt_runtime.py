@@ -295,7 +295,7 @@ def test_the_timing_cache_grows_with_each_build(tmp_path: Path) -> None:
     path = tmp_path / "timing" / "file.bin"
     for kernel in (b"a", b"b"):
         made = config(kernel)
-        with timing_cache(TENSORRT, made, path):
+        with timing_cache(made, path):
             made.build()
     assert path.read_bytes() == b"a b"
     assert [p.name for p in path.parent.iterdir() if p.suffix != ".lock"] == ["file.bin"]
@@ -304,9 +304,9 @@ def test_the_timing_cache_grows_with_each_build(tmp_path: Path) -> None:
 def test_what_two_builds_measure_at_once_is_merged(tmp_path: Path) -> None:
     path = tmp_path / "file.bin"
     one, other = config(b"a"), config(b"b")
-    with timing_cache(TENSORRT, one, path):
+    with timing_cache(one, path):
         one.build()
-        with timing_cache(TENSORRT, other, path):
+        with timing_cache(other, path):
             other.build()
     assert path.read_bytes() == b"a b"
 
@@ -315,7 +315,7 @@ def test_a_timing_cache_of_another_device_is_not_used(tmp_path: Path) -> None:
     path = tmp_path / "file.bin"
     path.write_bytes(b"old")
     made = config(b"new", refuses=True)
-    with timing_cache(TENSORRT, made, path):
+    with timing_cache(made, path):
         assert made.cache.known == set()
         made.build()
 
@@ -323,5 +323,5 @@ def test_a_timing_cache_of_another_device_is_not_used(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     made = config(b"a")
-    with timing_cache(TENSORRT, made, tmp_path / "file" / "timing.bin"):
+    with timing_cache(made, tmp_path / "file" / "timing.bin"):
         made.build()

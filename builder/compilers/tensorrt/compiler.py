@@ -162,7 +162,7 @@ class _Session(OnnxSession):
             if config.add_optimization_profile(profile) != index:
                 raise CompileError(f"{self.library}: the optimization profile {index} is invalid", where=segment.name)
         try:
-            with timing_cache(flavour, config, self._timing_file()):
+            with timing_cache(config, self._timing_file()):
                 build_plan(
                     trt,
                     flavour,
@@ -177,6 +177,7 @@ class _Session(OnnxSession):
         return CompiledArtifact(_PLAN_FILE)
 
     def _timing_file(self) -> Path | None:
+        """Where measurements are kept; None where they are not wanted. TensorRT-RTX measures nothing when it builds."""
         if not self._settings.timing_cache or self.context.state is None or self._flavour.is_rtx:
             return None
         return self.context.state / "timing" / f"{self._flavour.name}-{device_digest(self._flavour)}.bin"

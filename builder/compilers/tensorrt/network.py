@@ -14,7 +14,7 @@ from builder.compilers.tensorrt.flavour import Flavour
 from builder.compilers.tensorrt.logger import capturing_logger, said
 from builder.lowering.onnx import WEIGHTS_FILE, LoweredSegment
 
-__all__ = ["ParsedNetwork", "WeightlessGraph", "empty_network", "parse_network", "unsupported"]
+__all__ = ["ParsedNetwork", "WeightlessGraph", "empty_network", "parse_network"]
 
 
 @dataclass(slots=True)
@@ -112,10 +112,10 @@ def parse_network(
     parser = trt.OnnxParser(network, logger)
     if graph.load(parser) and parser.parse_model_proto():
         return ParsedNetwork(builder, network, logger, parser, graph), {}
-    return None, unsupported(trt, flavour, lowered, graph.nodes, plugins)
+    return None, _unsupported(trt, flavour, lowered, graph.nodes, plugins)
 
 
-def unsupported(
+def _unsupported(
     trt: Any, flavour: Flavour, lowered: LoweredSegment, nodes: list[str], plugins: tuple[str, ...]
 ) -> dict[str | None, str]:
     """Everything that the parser's support query objects to.

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from builder.compilers.tensorrt.flavour import Flavour
 from builder.locks import exclusive
 
 __all__ = ["timing_cache"]
@@ -19,16 +18,16 @@ _PATIENCE = 30.0
 
 
 @contextlib.contextmanager
-def timing_cache(flavour: Flavour, config: Any, path: Path | None) -> Iterator[None]:
+def timing_cache(config: Any, path: Path | None) -> Iterator[None]:
     """Let a build use what others measured, and add what it measured itself.
 
     The file decides how fast a build is and which of equal kernels is taken, never whether an engine is right; so one that cannot be
-    read or written is done without. TensorRT-RTX measures nothing when it builds.
+    read or written is done without.
 
     Args:
         path: of the file; None for no cache.
     """
-    if path is None or flavour.is_rtx:
+    if path is None:
         yield
         return
     cache = config.create_timing_cache(_read(path))
