@@ -8,9 +8,10 @@ import datetime
 import errno
 import importlib.metadata
 import platform
+import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,12 +28,16 @@ from builder.inputs import Constant, Input
 from builder.models.loaded import LoadedModel
 from builder.models.sources import load_model
 from builder.partition.partitioner import partition
-from builder.partition.plan import PartitionPlan
+from builder.partition.plan import PartitionPlan, Segment
+from builder.placement import Placement, Placer
 from builder.progress import Progress, Silent
-from builder.repository.plan import Publication, RepositoryPlan, WarmupSample, WarmupTensor
+from builder.repository.assemble import assemble, check_options
+from builder.repository.assembly import Assembly, SegmentFiles
+from builder.repository.ensemble import pool_bytes
+from builder.repository.plan import Publication, RepositoryPlan
 from builder.repository.publish import publish
 from builder.repository.staging import check_writable
-from builder.repository.templates import render
+from builder.repository.warmup import WarmupSample, WarmupTensor
 from builder.runtime.manifest import Manifest
 from builder.runtime.model import RuntimeModel
 from builder.runtime.precision import keep_float32
@@ -42,8 +47,6 @@ from builder.verify.samples import Point, extreme_points, make_tensors
 from builder.verify.segments import SegmentReference
 
 __all__ = ["BuildResult", "CompiledSegment", "build", "load_exported", "plan", "work_directory"]
-
-_MODEL_FILE = "model.py"
 
 # What compilers keep from build to build besides engines, below the engine cache.
 _STATE = "state"
@@ -63,6 +66,7 @@ class BuildResult:
     report: VerificationReport
     publication: Publication
     seconds: Mapping[str, float]
+    placement: Placement
 
 
 def load_exported(spec: BuildSpec, progress: Progress | None = None) -> ExportedModel:
@@ -153,26 +157,88 @@ def build(
             # What is compared with eager PyTorch here is computed as it will be when it is served.
             keep_float32()
         engines = EngineCache(options, work, progress.warn, progress.note)
-        segments = SegmentCompiler(compiler, spec.settings, session, engines, _origin(spec), work, device, progress)
-        split, compiled = _partition_and_compile(exported, spec, session, segments, clock)
-        manifest = _manifest(spec, exported, split, compiled, compiler, command)
-        artifacts = {f"{c.segment.name}/{name}": path for c in compiled for name, path in c.files.items()}
-        report = _verify(exported, manifest, artifacts, compiler, spec, work, clock)
+        segments = _Compilers(compiler, spec, session, engines, work, device, progress)
+        on_gpu = compiler.target(spec.settings).get("device") == "cuda"
+        placer = Placer(spec, exported, compiler.name, on_gpu, _versions())
+
+        def parts(placement: Placement, split: PartitionPlan, compiled: list[CompiledSegment]) -> Assembly:
+            return Assembly(
+                manifest=_manifest(spec, exported, split, compiled, compiler, command),
+                files={c.segment.name: SegmentFiles(c.artifact, c.files) for c in compiled},
+                layout=placement.layout,
+                batching=placement.batching,
+                options=spec.triton,
+                release=placement.release,
+                tool_version=_version(),
+                work=work,
+                warmup=_warmup(exported, spec),
+                labels=spec.labels(),
+            )
+
+        def place(split: PartitionPlan) -> Placement:
+            placement = placer.place(split)
+            # What the user set is refused before the long part.
+            for warning in check_options(parts(placement, split, [])):
+                progress.warn(warning)
+            return placement
+
+        split, placement, compiled = _partition_and_compile(exported, spec, session, place, segments, clock)
+        clock.stage("assemble")
+        plan = assemble(parts(placement, split, compiled))
+        report = _verify(exported, plan, compiler, spec, work, clock)
         engines.close()
         clock.stage("publish")
         publication = publish(
-            RepositoryPlan(
-                manifest=dataclasses.replace(manifest, verification=report.as_json()),
-                artifacts=artifacts,
-                texts={_MODEL_FILE: render("model.py.j2", tool_version=_version())},
-                triton=spec.triton,
-                warmup=_warmup(exported, spec),
-            ),
-            root,
+            dataclasses.replace(plan, manifest=dataclasses.replace(plan.manifest, verification=report.as_json())), root
         )
-        if publication.note:
-            progress.warn(publication.note)
-        return BuildResult(split, tuple(compiled), report, publication, clock.finished())
+        for warning in (*placement.warnings, publication.note):
+            if warning:
+                progress.warn(warning)
+        for need in (*placement.needs, *_pool(plan, on_gpu)):
+            progress.note(f"the server needs {need}")
+        return BuildResult(split, tuple(compiled), report, publication, clock.finished(), placement)
+
+
+class _Compilers:
+    """Compiles each segment with the build's compiler, or for the backend that will run it."""
+
+    def __init__(
+        self,
+        compiler: Compiler,
+        spec: BuildSpec,
+        session: CompilerSession,
+        engines: EngineCache,
+        work: Path,
+        device: str | None,
+        progress: Progress,
+    ) -> None:
+        self._spec = spec
+        self._work = work
+
+        def one(compiler: Compiler, session: CompilerSession) -> SegmentCompiler:
+            return SegmentCompiler(compiler, spec.settings, session, engines, _origin(spec), work, device, progress)
+
+        self._make = one
+        self._own = one(compiler, session)
+        self._inductor: SegmentCompiler | None = None
+
+    def compile(self, segment: Segment, runner: str, reference: SegmentReference) -> CompiledSegment:
+        """The files of a segment; a fallback segment that the PyTorch backend will run is compiled for it."""
+        if segment.kind == "engine" or runner != "inductor":
+            return self._own.compile(segment, reference)
+        if self._inductor is None:
+            inductor = choose_compiler("inductor")
+            self._inductor = self._make(inductor, inductor.session(BuildContext(self._work, self._spec.settings)))
+        done = self._inductor.compile(dataclasses.replace(segment, kind="engine"), reference)
+        return dataclasses.replace(done, segment=segment)
+
+
+def _pool(plan: RepositoryPlan, on_gpu: bool) -> list[str]:
+    """An ensemble hands tensors over in a pool; what does not fit goes through the host, with one warning in its log."""
+    if not (plan.members and on_gpu):
+        return []
+    size = pool_bytes(plan.manifest)
+    return [f"--cuda-memory-pool-byte-size=0:{size} for each request at a time, for the tensors between segments"]
 
 
 class _Clock:
@@ -226,23 +292,27 @@ def _partition_and_compile(
     exported: ExportedModel,
     spec: BuildSpec,
     session: CompilerSession,
-    compiler: SegmentCompiler,
+    place: Callable[[PartitionPlan], Placement],
+    compilers: _Compilers,
     progress: Progress,
-) -> tuple[PartitionPlan, list[CompiledSegment]]:
+) -> tuple[PartitionPlan, Placement, list[CompiledSegment]]:
     """Compile what the plan says; a segment whose build fails goes to PyTorch, and the plan is made again."""
     refused: dict[str, str] = {}
     while True:
         progress.stage("partition")
         split = partition(exported, session, spec.settings, refused=refused)
+        placement = place(split)
+        split = dataclasses.replace(split, segments=placement.segments)
         progress.stage("compile")
         reference = SegmentReference(exported, split, spec.settings)
         compiled = []
         for index, segment in enumerate(split.segments):
+            runner = placement.layout.runners[index] if placement.layout.runners else ""
             progress.step(
                 f"{segment.name} ({segment.kind}, operators: {segment.operator_count})", index, len(split.segments)
             )
             try:
-                compiled.append(compiler.compile(segment, reference))
+                compiled.append(compilers.compile(segment, runner, reference))
             except CompileError as error:
                 if spec.settings.require_full_compilation or segment.kind == "fallback":
                     raise
@@ -250,7 +320,7 @@ def _partition_and_compile(
                 refused.update(dict.fromkeys(segment.nodes, f"its segment does not build: {error.what}"))
                 break
         else:
-            return split, compiled
+            return split, placement, compiled
 
 
 def _origin(spec: BuildSpec) -> Origin:
@@ -278,13 +348,14 @@ def _manifest(
         command=command,
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         profiles=split.profiles if len(split.profiles) > 1 else (),
+        optional=spec.triton.optional,
+        padding=spec.triton.ragged,
     )
 
 
 def _verify(
     exported: ExportedModel,
-    manifest: Manifest,
-    artifacts: Mapping[str, Path],
+    plan: RepositoryPlan,
     compiler: Compiler,
     spec: BuildSpec,
     work: Path,
@@ -292,21 +363,36 @@ def _verify(
 ) -> VerificationReport:
     progress.stage("verify")
     device = _device(compiler, spec)
-    if device is None and any(s.kind == "engine" for s in manifest.segments):
+    if device is None and any(s.kind == "engine" for s in plan.manifest.segments):
         reason = compiler.availability().detail
         progress.warn(f"not verified here: {reason}")
         return VerificationReport(False, reason=reason)
-    directory = work / "assembled"
-    for name, path in artifacts.items():
-        target = directory / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(path.absolute())
-    compiled = RuntimeModel(directory, manifest=manifest, device=device or "cpu")
+    directory = _assembled(plan, work / "assembled")
+    compiled = RuntimeModel(directory, manifest=plan.manifest, device=device or "cpu")
 
     def told(count: int, point: Point) -> None:
         progress.step(str(point), count, 0)
 
     return verify_model(exported.eager, compiled, spec.settings, told)
+
+
+def _assembled(plan: RepositoryPlan, root: Path) -> Path:
+    """The version directory of a repository of hard links, to run the model as it will stand there.
+
+    ONNX Runtime follows no symbolic link to weights.
+    """
+    version = root / plan.name / "1"
+    version.mkdir(parents=True)
+    sources = {version / path: source for path, source in plan.artifacts.items()}
+    for member in plan.members:
+        sources.update((root / member.name / path, s) for path, s in member.files.items() if isinstance(s, Path))
+    for target, source in sources.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.hardlink_to(source)
+        except OSError:
+            shutil.copyfile(source, target)
+    return version
 
 
 def _device(compiler: Compiler, spec: BuildSpec) -> str | None:

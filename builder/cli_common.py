@@ -23,18 +23,21 @@ __all__ = [
     "Debug",
     "ExecutedModules",
     "ExecutedOps",
+    "FallbackName",
     "Fp32Modules",
     "Fp32Ops",
     "Full",
     "Graph",
     "Inputs",
     "Json",
+    "LayoutName",
     "MinBlock",
     "Model",
     "Name",
     "OutputNames",
     "PrecisionName",
     "Profiles",
+    "ReleaseName",
     "Remote",
     "RemoteReadonly",
     "Root",
@@ -113,6 +116,17 @@ Full = Annotated[
     bool, typer.Option("--require-full-compilation", help="Fail where an operator would fall back to PyTorch.")
 ]
 Graph = Annotated[Path | None, typer.Option("--graph", help="Draw the segments into a .svg or .html file.")]
+LayoutName = Annotated[
+    str | None,
+    typer.Option("--layout", help="How it sits in the repository: auto (default), plan, ensemble or python."),
+]
+ReleaseName = Annotated[
+    str | None, typer.Option("--triton", help="The Triton release that will serve it, e.g. 26.09; any if not given.")
+]
+FallbackName = Annotated[
+    str | None,
+    typer.Option("--fallback", help="What runs an ensemble's fallback segments: auto (default), torch_aoti or python."),
+]
 Rtol = Annotated[float | None, typer.Option(help="Tolerance relative to an output's largest magnitude.")]
 Atol = Annotated[float | None, typer.Option(help="Absolute tolerance.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]

@@ -149,6 +149,10 @@ def show_build(result: BuildResult) -> None:
     _show_report(result.report, out)
     stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.seconds.items())
     out.print(f"time: {sum(result.seconds.values()):.1f} s ({stages})", markup=False)
+    layout, batching = result.placement.layout, result.placement.batching
+    out.print(f"layout: {layout.layout} ({layout.reason})", markup=False)
+    joined = f"up to {batching.max_batch_size} requests" if batching.batched else "no"
+    out.print(f"dynamic batching: {joined} ({batching.reason})", markup=False)
     publication = result.publication
     if publication.created:
         out.print(f"published {publication.name} version {publication.version}: {publication.path}", markup=False)

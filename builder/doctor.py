@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
 import sys
@@ -11,24 +12,38 @@ from builder.cache.remote import RemoteStore
 from builder.cache.store import LocalStore
 from builder.compilers.registry import available_compilers, choose_compiler
 from builder.errors import BuilderError, CacheError, ServingError
+from builder.releases import Release, mismatches
 from builder.serving.install import find_server
 
 __all__ = ["examine"]
 
 _EXTRAS = {"transformers": "hf", "torchvision": "torchvision", "timm": "timm"}
 
+# Packages under which the libraries that a release holds are installed.
+_BUILDERS = {
+    "torch": ("torch",),
+    "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+}
+
 # Seconds for one request to a remote.
 _PATIENCE = 3.0
 
 
-def examine() -> list[dict[str, str]]:
-    """One entry per check: `what`, `state` ("ok", "limited", "missing" or "broken") and `detail`."""
+def examine(release: Release | None = None) -> list[dict[str, str]]:
+    """What is installed here, and whether it fits a release of the server.
+
+    Args:
+        release: that the models will be served with; None where it does not matter.
+    Returns: one entry per check: `what`, `state` ("ok", "limited", "missing" or "broken") and `detail`.
+    """
     return [
         _check("python", "ok", f"{platform.python_version()} at {sys.executable}"),
         *_torch(),
         *(_compiler(name) for name in available_compilers()),
         _chosen(),
         _server(),
+        *(_release(release) if release is not None else ()),
         *(_extra(package, extra) for package, extra in _EXTRAS.items()),
         *_cache(),
     ]
@@ -79,6 +94,23 @@ def _server() -> dict[str, str]:
     if server is None:
         return _check("Triton server", "missing", "pip install 'triton-repo-builder[serve]', or install tritonserver")
     return _check("Triton server", "ok", f"{server.origin}: {server.executable}")
+
+
+def _release(release: Release) -> list[dict[str, str]]:
+    what = f"Triton {release.name}"
+    found = mismatches(release, _installed())
+    if not found:
+        return [_check(what, "ok", "what is installed here agrees with what is known of it")]
+    return [_check(what, "limited", sentence) for sentence in found]
+
+
+def _installed() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name, packages in _BUILDERS.items():
+        for package in packages:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found.setdefault(name, importlib.metadata.version(package))
+    return found
 
 
 def _cache() -> list[dict[str, str]]:

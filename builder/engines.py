@@ -63,6 +63,7 @@ class CompiledSegment:
             outputs=self.segment.outputs,
             key=self.key,
             profiles=self.segment.profile_indices if self.segment.kind == "engine" else (),
+            tensor_names=self.segment.tensor_names,
         )
 
 

@@ -20,6 +20,9 @@ def build_json(result: BuildResult) -> dict[str, Any]:
         "path": str(publication.path),
         "created": publication.created,
         "note": publication.note,
+        "layout": {"name": result.placement.layout.layout, "reason": result.placement.layout.reason},
+        "batching": dataclasses.asdict(result.placement.batching),
+        "server_needs": list(result.placement.needs),
         "segments": [
             {
                 **_segment(c.segment),

@@ -14,7 +14,7 @@ from builder.errors import SpecError, did_you_mean
 from builder.inputs import Constant, Input, parse_input
 from builder.profiles import Profile, parse_profile
 from builder.settings import Settings
-from builder.triton_options import TritonOptions
+from builder.triton_options import RepositoryOptions, TritonOptions
 from builder.types import Range
 
 if sys.version_info >= (3, 11):
@@ -52,6 +52,7 @@ class _File(BaseModel):
     outputs: tuple[str, ...] | None = None
     bounds: dict[str, str | int] = {}
     settings: Settings = Settings()
+    repository: RepositoryOptions = RepositoryOptions()
     triton: TritonOptions = TritonOptions()
 
 
@@ -67,7 +68,7 @@ class BuildSpec(BaseModel):
         profiles: optimization profiles, in order; without any there is one, of the declared ranges.
         outputs: names for the outputs, in order.
         bounds: ranges of the outputs' sizes that depend on the data, by output and axis ("boxes[0]").
-        settings, triton: as the tables of the same name in a spec file.
+        settings, repository, triton: as the tables of the same name in a spec file.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -81,7 +82,22 @@ class BuildSpec(BaseModel):
     outputs: tuple[str, ...] | None = None
     bounds: dict[str, Range] = {}
     settings: Settings = Settings()
+    repository: RepositoryOptions = RepositoryOptions()
     triton: TritonOptions = TritonOptions()
+
+    def labels(self) -> dict[str, Path]:
+        """The file of labels of each output that has one.
+
+        Raises:
+            SpecError: when a file is not there.
+        """
+        found = {output: self.base / path for output, path in self.triton.labels.items()}
+        for output, path in found.items():
+            if not path.is_file():
+                raise SpecError(
+                    f"there is no file {path}", where=f"[triton].labels.{output}", fix="name a file of labels"
+                )
+        return found
 
 
 def find_spec(
@@ -94,6 +110,7 @@ def find_spec(
     bounds: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
     verify: Mapping[str, Any] | None = None,
+    repository: Mapping[str, Any] | None = None,
 ) -> BuildSpec:
     """The spec that MODEL stands for, with the command line's options over it.
 
@@ -104,7 +121,8 @@ def find_spec(
         profiles: as text ("B=1, T=8:64:256"); together they replace the spec's.
         output_names: for the outputs, in order.
         bounds: as text ("boxes[0]=0:100:300"); each replaces the spec's of that name.
-        overrides, verify: settings that were given on the command line, and those of verification.
+        overrides, verify, repository: settings that were given on the command line, those of verification, and of the
+            repository.
     Raises:
         SpecError: when there is no such model, or a key or value is wrong; names its place.
     """
@@ -121,6 +139,7 @@ def find_spec(
             "outputs": file.outputs,
             "bounds": {n: parse_bound(n, str(t), f"{path}: bounds.{n}") for n, t in file.bounds.items()},
             "settings": file.settings,
+            "repository": file.repository,
             "triton": file.triton,
         }
     else:
@@ -144,6 +163,9 @@ def find_spec(
         base = spec.get("settings", Settings()).model_dump()
         merged = {**base, **(overrides or {}), "verify": {**base["verify"], **(verify or {})}}
         spec["settings"] = validated(Settings, merged, "the command line")
+    if repository:
+        merged = {**spec.get("repository", RepositoryOptions()).model_dump(), **repository}
+        spec["repository"] = validated(RepositoryOptions, merged, "the command line")
     return validated(BuildSpec, spec, str(path or model))
 
 
@@ -208,6 +230,8 @@ def validated(model: type[_Model], data: Mapping[str, Any], where: str) -> _Mode
     """
     try:
         return model.model_validate(dict(data))
+    except SpecError as error:
+        raise SpecError(error.what, where=f"{where}: {error.where}", fix=error.fix) from None
     except ValidationError as error:
         problems = error.errors(include_url=False)
     lines, fixes = [], []

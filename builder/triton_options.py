@@ -1,104 +1,99 @@
-"""`TritonOptions`: the `[triton]` table of a spec file, under Triton's own field names."""
+"""What a user may say of the repository: the `[triton]` and `[repository]` tables of a spec file."""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
-__all__ = ["AllVersions", "InstanceGroup", "LatestVersions", "SpecificVersions", "TritonOptions", "VersionPolicy"]
+from builder.errors import SpecError
+from builder.model_config import config_from_fields
 
-_Positive = Annotated[StrictInt, Field(ge=1, le=2**31 - 1)]
-_Version = Annotated[StrictInt, Field(ge=1, le=2**63 - 1)]
-_GpuId = Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]
-_Key = Annotated[str, Field(min_length=1)]
+__all__ = ["Fill", "Layout", "RepositoryOptions", "TritonOptions"]
 
+Layout: TypeAlias = Literal["auto", "plan", "ensemble", "python"]
+Fill: TypeAlias = bool | int | float
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class InstanceGroup(_Frozen):
-    """How many instances of the model a server starts, and on what.
-
-    Args:
-        count: instances per GPU of a GPU group, in all of a CPU group.
-        kind: KIND_AUTO is a GPU group where the server has a GPU, else a CPU group.
-        gpus: ids of the GPUs; none means every GPU that the server has.
-    Source: `ValidateInstanceGroup` in triton-inference-server/core, model_config_utils.cc.
-    """
-
-    count: _Positive = 1
-    kind: Literal["KIND_AUTO", "KIND_GPU", "KIND_CPU"] = "KIND_AUTO"
-    gpus: tuple[_GpuId, ...] = ()
-
-    @model_validator(mode="after")
-    def _check_gpus(self) -> InstanceGroup:
-        if self.kind == "KIND_CPU" and self.gpus:
-            raise ValueError("instance group has kind KIND_CPU but specifies one or more GPUs")
-        _refuse_repeats("instance group", "gpu id", self.gpus)
-        return self
+_DERIVED = "it follows from the model"
+_OWNED = {
+    "name": "give the model another name: --name, or name under [model]",
+    "platform": f"{_DERIVED} and its layout: --layout",
+    "backend": f"{_DERIVED} and its layout: --layout",
+    "runtime": _DERIVED,
+    "input": f"{_DERIVED}; labels, optional and ragged are keys of [triton]",
+    "output": f"{_DERIVED}; labels is a key of [triton]",
+    "default_model_filename": _DERIVED,
+}
 
 
-class LatestVersions(_Frozen):
-    """Serve the newest versions."""
+class TritonOptions(BaseModel):
+    """What a user sets in config.pbtxt: Triton's own fields, over what the builder derives; and what needs more than a field.
 
-    num_versions: _Positive = 1
-
-
-class AllVersions(_Frozen):
-    """Serve every version."""
-
-
-class SpecificVersions(_Frozen):
-    """Serve the versions listed, and no other."""
-
-    versions: tuple[_Version, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _check_versions(self) -> SpecificVersions:
-        _refuse_repeats("version policy", "version", self.versions)
-        return self
-
-
-class VersionPolicy(_Frozen):
-    """Which versions a server loads; exactly one of the three is set."""
-
-    latest: LatestVersions | None = None
-    all: AllVersions | None = None
-    specific: SpecificVersions | None = None
-
-    @model_validator(mode="after")
-    def _check_one(self) -> VersionPolicy:
-        given = [name for name in ("latest", "all", "specific") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"version policy takes one of latest, all and specific, got {', '.join(given) or 'none'}")
-        return self
-
-
-class TritonOptions(_Frozen):
-    """What a user may set in config.pbtxt; everything else there is derived from the model.
+    `TritonOptions(instance_group=[{"count": 2}])` and `TritonOptions(fields={"instance_group": [{"count": 2}]})` are the same.
 
     Args:
-        instance_group: empty leaves it to the server (one instance per GPU, or one on the CPU).
-        version_policy: None leaves it to the server (the newest version).
-        parameters: handed to the Python backend; they override those that the builder writes.
+        fields: of Triton's model configuration, as its JSON form has them. A parameter may be a plain value.
         model_warmup: run the warm-up samples when a version is loaded, before it is ready.
-        response_cache: answer repeated requests from the server's cache, if it was started with one.
+        labels: a file with a label in each line, by output; relative to the spec.
+        optional: inputs that a request may leave out, and the value that fills them then.
+        ragged: inputs of requests that are joined to one batch although their sizes differ, and the value that the
+            smaller ones are filled up with.
     Raises:
-        pydantic.ValidationError: when a field is unknown or breaks one of the server's rules.
+        SpecError: when a field is one that Triton does not have, or that the builder derives.
     Source: model_config.proto in triton-inference-server/common.
     """
 
-    instance_group: tuple[InstanceGroup, ...] = ()
-    version_policy: VersionPolicy | None = None
-    parameters: dict[_Key, str] = Field(default_factory=dict)
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fields: dict[str, Any] = Field(default_factory=dict)
     model_warmup: StrictBool = True
-    response_cache: StrictBool = False
+    labels: dict[str, str] = Field(default_factory=dict)
+    optional: dict[str, Fill] = Field(default_factory=dict)
+    ragged: dict[str, Fill] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        own = {k: v for k, v in data.items() if k in cls.model_fields}
+        fields = {**own.pop("fields", {}), **{k: v for k, v in data.items() if k not in cls.model_fields}}
+        if isinstance(fields.get("response_cache"), bool):
+            fields["response_cache"] = {"enable": fields["response_cache"]}
+        return {**own, "fields": fields}
+
+    @model_validator(mode="after")
+    def _check(self) -> TritonOptions:
+        for name in self.fields:
+            if name in _OWNED:
+                raise SpecError(f"{name} cannot be set", where="[triton]", fix=_OWNED[name])
+        if set(self.fields.get("ensemble_scheduling", ())) - {"max_inflight_requests"}:
+            raise SpecError(
+                "the steps of an ensemble cannot be set", where="[triton].ensemble_scheduling", fix=_DERIVED
+            )
+        if self.fields:
+            config_from_fields(self.fields, "[triton]")
+        return self
+
+    def message(self) -> Any:
+        """`fields` as an `inference.ModelConfig`."""
+        return config_from_fields(self.fields, "[triton]")
 
 
-def _refuse_repeats(owner: str, word: str, values: tuple[int, ...]) -> None:
-    repeated = [value for value, count in Counter(values).items() if count > 1]
-    if repeated:
-        raise ValueError(f"{owner} names {word} {repeated[0]} more than once")
+class RepositoryOptions(BaseModel):
+    """How the model sits in the repository.
+
+    Args:
+        layout: "plan" is one engine under a native backend, "ensemble" a Triton model for each segment,
+            "python" one Python model that runs all segments; "auto" picks one.
+        triton: the release that will serve it ("26.09"); without one the repository is for any, so that "auto" is "python".
+        fallback: what runs the fallback segments of an ensemble: "torch_aoti" compiles them for the PyTorch backend,
+            "python" has a Python model run them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layout: Layout = "auto"
+    triton: str | None = None
+    fallback: Literal["auto", "torch_aoti", "python"] = "auto"

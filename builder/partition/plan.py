@@ -29,6 +29,8 @@ class Segment:
         nodes: names of its nodes in the whole program.
         profiles: its inputs in each optimization profile of the model; at least one.
         float32_nodes: those of its nodes that stay in float32 whatever the precision.
+        tensor_names: what an engine calls its inputs and its outputs, where others see them; None where nobody does,
+            so that equal segments share an engine.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Segment:
     nodes: tuple[str, ...] = field(repr=False)
     profiles: tuple[tuple[TensorSpec, ...], ...] = field(repr=False)
     float32_nodes: frozenset[str] = field(default=frozenset(), repr=False)
+    tensor_names: tuple[tuple[str, ...], tuple[str, ...]] | None = None
 
     @property
     def engine_profiles(self) -> tuple[tuple[TensorSpec, ...], ...]:

@@ -34,6 +34,7 @@ class SegmentSpec:
         key: the engine key; empty for a fallback segment.
         profiles: for each profile of the model, which of the artifact's own it is; empty where the artifact
             knows none.
+        tensor_names: what the artifact calls its inputs and its outputs; None for `input_0`, ... and `output_0`, ...
     """
 
     name: str
@@ -44,6 +45,17 @@ class SegmentSpec:
     outputs: tuple[TensorSpec, ...]
     key: str = ""
     profiles: tuple[int, ...] = ()
+    tensor_names: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """What the artifact calls its inputs, in order."""
+        return self.tensor_names[0] if self.tensor_names else tuple(f"input_{i}" for i in range(len(self.inputs)))
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """What the artifact calls its outputs, in order."""
+        return self.tensor_names[1] if self.tensor_names else tuple(f"output_{i}" for i in range(len(self.outputs)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +86,13 @@ class Manifest:
         command: the command line that built it.
         built_at: UTC, ISO 8601.
         profiles: the inputs in each optimization profile; empty where there is one, with the declared ranges.
+        layout: how the model sits in the repository: "plan", "ensemble" or "python".
+        members: of an ensemble: the Triton models that it calls, each with the digests of its files.
+        release: the Triton release that it was built for ("26.09"); empty for any.
+        batched: whether a server may join requests to one batch, up to the largest size of the first dimension.
+        optional: inputs that a request may leave out, and the value that fills them then.
+        padding: inputs whose smaller requests are filled up to the largest of a batch, and the value that fills them.
+        wire_names: what clients call inputs and outputs, where that is not the model's own name.
     """
 
     name: str
@@ -90,6 +109,13 @@ class Manifest:
     command: str = ""
     built_at: str = ""
     profiles: tuple[tuple[TensorSpec, ...], ...] = ()
+    layout: str = "python"
+    members: Mapping[str, Mapping[str, FileDigest]] = field(default_factory=dict)
+    release: str = ""
+    batched: bool = False
+    optional: Mapping[str, float] = field(default_factory=dict)
+    padding: Mapping[str, float] = field(default_factory=dict)
+    wire_names: Mapping[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def to_json(self) -> str:
@@ -138,13 +164,23 @@ class Manifest:
                     "inputs": _tensors(s["inputs"]),
                     "outputs": _tensors(s["outputs"]),
                     "profiles": tuple(s.get("profiles", ())),
+                    "tensor_names": _names(s.get("tensor_names")),
                 }
             )
             for s in data["segments"]
         )
         plain["profiles"] = tuple(map(_tensors, data.get("profiles", ())))
-        plain["files"] = {path: FileDigest(**digest) for path, digest in data["files"].items()}
+        plain["files"] = _digests(data["files"])
+        plain["members"] = {name: _digests(files) for name, files in data.get("members", {}).items()}
         return cls(**plain)
+
+
+def _names(data: list[list[str]] | None) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    return (tuple(data[0]), tuple(data[1])) if data else None
+
+
+def _digests(data: dict[str, Any]) -> dict[str, FileDigest]:
+    return {path: FileDigest(**digest) for path, digest in data.items()}
 
 
 def _tensor(data: dict[str, Any]) -> TensorSpec:

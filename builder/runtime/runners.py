@@ -56,7 +56,7 @@ def load_runner(
         if segment.compiler == "torch":
             return _TorchRunner(path, device)
         if segment.compiler == "onnxruntime":
-            return _OnnxRuntimeRunner(path, len(segment.inputs), len(segment.outputs), threads)
+            return _OnnxRuntimeRunner(path, segment, threads)
         if segment.compiler == "inductor":
             return _InductorRunner(path, device)
         if segment.compiler in ("tensorrt", "tensorrt_rtx"):
@@ -167,7 +167,7 @@ def _share_cxx_library() -> None:
 
 
 class _OnnxRuntimeRunner:
-    def __init__(self, path: Path, inputs: int, outputs: int, threads: int | None) -> None:
+    def __init__(self, path: Path, segment: SegmentSpec, threads: int | None) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -177,8 +177,8 @@ class _OnnxRuntimeRunner:
         self._session: Any = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         # A graph that does not use an input does not have it.
         taken = {i.name for i in self._session.get_inputs()}
-        self._inputs = [(i, f"input_{i}") for i in range(inputs) if f"input_{i}" in taken]
-        self._outputs = [f"output_{i}" for i in range(outputs)]
+        self._inputs = [(i, name) for i, name in enumerate(segment.input_names) if name in taken]
+        self._outputs = list(segment.output_names)
         self._bfloat16 = any("bfloat16" in t.type for t in (*self._session.get_inputs(), *self._session.get_outputs()))
 
     def run(self, inputs: Sequence[Value], profile: int = 0) -> list[Value]:

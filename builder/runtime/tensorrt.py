@@ -119,7 +119,8 @@ class TensorRTRunner:
     def run(self, inputs: Sequence[Value], profile: int = 0) -> list[Value]:
         torch = self._torch
         with torch.cuda.device(self._device):
-            held = {f"input_{i}": v for i, v in enumerate(inputs) if f"input_{i}" in self._taken}
+            named = zip(self._segment.input_names, inputs, strict=True)
+            held = {name: value for name, value in named if name in self._taken}
             tensors = {name: self._prepared(name, value) for name, value in held.items()}
             stream = torch.cuda.current_stream()
             with self._lock:
@@ -178,8 +179,7 @@ class TensorRTRunner:
         unknown = context.infer_shapes()
         self._checked(not unknown, f"the call without {', '.join(unknown)}")
         outputs: list[Any] = []
-        for index in range(len(self._segment.outputs)):
-            name = f"output_{index}"
+        for name in self._segment.output_names:
             shape = tuple(context.get_tensor_shape(name))
             if min(shape, default=0) < 0:
                 # Its size depends on the data: TensorRT asks for memory when it knows.
@@ -194,8 +194,8 @@ class TensorRTRunner:
             outputs.append(output)
         self._checked(context.execute_async_v3(stream.cuda_stream), "the call")
         return [
-            o if isinstance(o, self._torch.Tensor) else o.tensor(self._dtypes[f"output_{i}"])
-            for i, o in enumerate(outputs)
+            o if isinstance(o, self._torch.Tensor) else o.tensor(self._dtypes[name])
+            for name, o in zip(self._segment.output_names, outputs, strict=True)
         ]
 
     def _address(self, tensor: Any) -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from builder.errors import BuilderError
+from builder.runtime.check import check_request
+from builder.runtime.joining import Joiner
 from builder.runtime.manifest import Manifest
 from builder.runtime.model import RuntimeModel
+from builder.runtime.optional import with_defaults
 from builder.runtime.precision import keep_float32
 from builder.runtime.values import Value, to_numpy
 from builder.types import TensorSpec
@@ -31,6 +35,7 @@ class TritonModel:
     def __init__(self, directory: Path, utils: Any, config: Mapping[str, Any], *, kind: str, device_id: str) -> None:
         self._utils = utils
         self._manifest = Manifest.read(directory)
+        self._joiner = Joiner(self._manifest) if self._manifest.batched else None
         instances = sum(int(group.get("count", 1)) for group in config.get("instance_group", ())) or 1
         device = instance_device(kind, device_id, self._manifest.target)
         if device != "cpu":
@@ -44,22 +49,60 @@ class TritonModel:
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One response per request; a request that does not fit the model gets an error, the others their answer."""
-        return [self._respond(request) for request in requests]
+        if self._joiner is None or len(requests) == 1:
+            return [self._alone(request) for request in requests]
+        responses: list[Any] = [None] * len(requests)
+        fitting: dict[int, dict[str, Value]] = {}
+        for index, request in enumerate(requests):
+            try:
+                fitting[index] = self._read(request)
+                check_request(self._manifest.inputs, fitting[index])
+            except BuilderError as error:
+                fitting.pop(index, None)
+                responses[index] = self._refusal(error)
+        order = list(fitting)
+        for group in self._joiner.groups([fitting[i] for i in order]):
+            for index, response in self._together([order[i] for i in group], requests, fitting):
+                responses[index] = response
+        return responses
 
-    def _respond(self, request: Any) -> Any:
-        utils = self._utils
+    def _together(
+        self, group: Sequence[int], requests: Sequence[Any], read: Mapping[int, dict[str, Value]]
+    ) -> Iterator[tuple[int, Any]]:
+        """The responses to requests that are one batch; one by one where the batch cannot be computed."""
+        assert self._joiner is not None
+        if len(group) > 1:
+            rows = [read[i] for i in group]
+            # No profile may hold all of them, or the data of one may break a bound.
+            with contextlib.suppress(BuilderError):
+                answers = self._joiner.split(rows, self._model(self._joiner.join(rows)))
+                yield from ((i, self._response(requests[i], a)) for i, a in zip(group, answers, strict=True))
+                return
+        yield from ((i, self._alone(requests[i])) for i in group)
+
+    def _alone(self, request: Any) -> Any:
         try:
-            outputs = self._model({spec.name: self._input(request, spec) for spec in self._manifest.inputs})
-            wanted = set(request.requested_output_names())
-            tensors = [
-                self._output(o.tensor, outputs[o.tensor.name])
-                for o in self._manifest.outputs
-                if not wanted or o.tensor.name in wanted
-            ]
-            self._wait_for(outputs)
-            return utils.InferenceResponse(output_tensors=tensors)
+            return self._response(request, self._model(self._read(request)))
         except BuilderError as error:
-            return utils.InferenceResponse(output_tensors=[], error=utils.TritonError(str(error)))
+            return self._refusal(error)
+
+    def _read(self, request: Any) -> dict[str, Value]:
+        given = {spec.name: self._input(request, spec) for spec in self._manifest.inputs}
+        found = {name: value for name, value in given.items() if value is not None}
+        return with_defaults(self._manifest.inputs, found, self._manifest.optional)
+
+    def _response(self, request: Any, outputs: Mapping[str, Value]) -> Any:
+        wanted = set(request.requested_output_names())
+        tensors = [
+            self._output(o.tensor, outputs[o.tensor.name])
+            for o in self._manifest.outputs
+            if not wanted or o.tensor.name in wanted
+        ]
+        self._wait_for(outputs)
+        return self._utils.InferenceResponse(output_tensors=tensors)
+
+    def _refusal(self, error: BuilderError) -> Any:
+        return self._utils.InferenceResponse(output_tensors=[], error=self._utils.TritonError(str(error)))
 
     @staticmethod
     def _wait_for(outputs: Mapping[str, Value]) -> None:
@@ -71,8 +114,10 @@ class TritonModel:
                 torch.cuda.current_stream(value.device).synchronize()
                 return
 
-    def _input(self, request: Any, spec: TensorSpec) -> Value:
+    def _input(self, request: Any, spec: TensorSpec) -> Value | None:
         tensor = self._utils.get_input_tensor_by_name(request, spec.name)
+        if tensor is None:
+            return None
         value: Value
         if tensor.is_cpu() and spec.dtype != "bfloat16":
             value = tensor.as_numpy()

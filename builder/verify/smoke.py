@@ -115,27 +115,34 @@ def _as_built(inputs: Sequence[Input], built: Sequence[TensorSpec]) -> tuple[Inp
 
 
 def _caller(client: Client, manifest: Manifest) -> Any:
-    scalars = {t.name for t in manifest.inputs if not t.dims}
-    outputs = {o.tensor.name: o.tensor for o in manifest.outputs}
+    inputs = {t.name: t for t in manifest.inputs}
+    outputs = {manifest.wire_names.get(o.tensor.name, o.tensor.name): o.tensor for o in manifest.outputs}
 
     def call(request: dict[str, Value]) -> dict[str, Value]:
-        sent = {name: _sendable(value, name in scalars) for name, value in request.items()}
+        sent = {
+            manifest.wire_names.get(name, name): _sendable(value, _travels_wider(inputs[name], manifest.batched))
+            for name, value in request.items()
+        }
         return {
-            name: _received(value, outputs[name].dtype, not outputs[name].dims)
+            outputs[name].name: _received(value, outputs[name].dtype, _travels_wider(outputs[name], manifest.batched))
             for name, value in client.infer(manifest.name, sent).items()
         }
 
     return call
 
 
-def _sendable(value: Value, scalar: bool) -> np.ndarray[Any, Any]:
+def _travels_wider(spec: TensorSpec, batched: bool) -> bool:
+    """Triton cannot declare a tensor without dimensions beside the batch, so it travels with one more, of one element."""
+    return len(spec.dims) == (1 if batched else 0)
+
+
+def _sendable(value: Value, wider: bool) -> np.ndarray[Any, Any]:
     array = value if isinstance(value, np.ndarray) else value.float().numpy()
-    # Triton cannot declare a scalar, so it travels as one element.
-    return array.reshape(1) if scalar else array
+    return array.reshape(*array.shape, 1) if wider else array
 
 
-def _received(value: np.ndarray[Any, Any], dtype: str, scalar: bool) -> Value:
-    shaped = value.reshape(()) if scalar else value
+def _received(value: np.ndarray[Any, Any], dtype: str, wider: bool) -> Value:
+    shaped = value.reshape(value.shape[:-1]) if wider else value
     if dtype == "bfloat16":
         import torch
 

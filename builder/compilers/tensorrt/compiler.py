@@ -19,7 +19,13 @@ from builder.compilers.onnx_session import OnnxSession
 from builder.compilers.tensorrt.build import build_plan
 from builder.compilers.tensorrt.config import builder_config, keyed_settings
 from builder.compilers.tensorrt.flavour import TENSORRT, TENSORRT_RTX, Flavour
-from builder.compilers.tensorrt.network import ParsedNetwork, WeightlessGraph, empty_network, parse_network
+from builder.compilers.tensorrt.network import (
+    ParsedNetwork,
+    WeightlessGraph,
+    empty_network,
+    name_tensors,
+    parse_network,
+)
 from builder.compilers.tensorrt.profiles import POINTS, optimization_profiles
 from builder.compilers.tensorrt.refit import can_strip, refit_flags, refit_plan
 from builder.compilers.tensorrt.target import device_digest, engine_target, runs_here
@@ -136,6 +142,8 @@ class _Session(OnnxSession):
             components["profiles"] = [
                 [{p: list(t.shape(p)) for p in POINTS} for t in inputs] for inputs in segment.engine_profiles
             ]
+        if segment.tensor_names is not None:
+            components["names"] = [list(names) for names in segment.tensor_names]
         values = [[list(t.values) if t.values else None for t in inputs] for inputs in segment.engine_profiles]
         if any(v for profile in values for v in profile):
             components["values"] = values
@@ -155,6 +163,8 @@ class _Session(OnnxSession):
             parsed, refused = parse_network(trt, flavour, lowered, self._settings.plugins)
             if parsed is None:
                 raise CompileError(next(iter(refused.values())), where=segment.name)
+        if segment.tensor_names is not None:
+            name_tensors(parsed.network, *segment.tensor_names)
         config = builder_config(trt, flavour, parsed.builder, self.context.settings)
         for flag in refit_flags(trt, self._mode(segment)):
             config.set_flag(flag)

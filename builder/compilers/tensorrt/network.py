@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from builder.compilers.tensorrt.flavour import Flavour
 from builder.compilers.tensorrt.logger import capturing_logger, said
 from builder.lowering.onnx import WEIGHTS_FILE, LoweredSegment
 
-__all__ = ["ParsedNetwork", "WeightlessGraph", "empty_network", "parse_network"]
+__all__ = ["ParsedNetwork", "WeightlessGraph", "empty_network", "name_tensors", "parse_network"]
 
 
 @dataclass(slots=True)
@@ -113,6 +113,15 @@ def parse_network(
     if graph.load(parser) and parser.parse_model_proto():
         return ParsedNetwork(builder, network, logger, parser, graph), {}
     return None, _unsupported(trt, flavour, lowered, graph.nodes, plugins)
+
+
+def name_tensors(network: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Give the network's inputs and outputs the names that others see, instead of `input_0` and `output_0`."""
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        tensor.name = inputs[int(tensor.name.rpartition("_")[2])]
+    for index, name in enumerate(outputs):
+        network.get_output(index).name = name
 
 
 def _unsupported(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from builder.errors import CompileError
@@ -22,16 +22,20 @@ def optimization_profiles(builder: Any, network: Any, segment: Segment) -> list[
     Raises:
         CompileError: when the network takes the values of an input for a shape, and they have no range.
     """
-    profiles = [_profile(builder, network, inputs, segment.name) for inputs in segment.engine_profiles]
+    names = segment.tensor_names[0] if segment.tensor_names else [f"input_{i}" for i in range(len(segment.inputs))]
+    profiles = [
+        _profile(builder, network, dict(zip(names, inputs, strict=True)), segment.name)
+        for inputs in segment.engine_profiles
+    ]
     return [p for p in profiles if p is not None]
 
 
-def _profile(builder: Any, network: Any, inputs: Sequence[TensorSpec], where: str) -> Any | None:
+def _profile(builder: Any, network: Any, inputs: Mapping[str, TensorSpec], where: str) -> Any | None:
     profile = builder.create_optimization_profile()
     used = False
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
-        spec = inputs[int(tensor.name.rpartition("_")[2])]
+        spec = inputs[tensor.name]
         if tensor.is_shape_tensor:
             profile.set_shape_input(tensor.name, *_values(spec, where))
             used = True

@@ -1,0 +1,77 @@
+"""Segments and a layout in, a `RepositoryPlan` out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from builder.repository.assembly import (
+    MODEL_FILE,
+    PYTHON_PARAMETERS,
+    Assembly,
+    beside,
+    described,
+    model_config,
+    model_file,
+)
+from builder.repository.backends import NATIVE
+from builder.repository.config import render_config, validate_config
+from builder.repository.ensemble import assemble_ensemble
+from builder.repository.native import assemble_plan
+from builder.repository.plan import RepositoryPlan
+
+__all__ = ["assemble", "check_options"]
+
+
+def assemble(parts: Assembly) -> RepositoryPlan:
+    """Put a model together.
+
+    Raises:
+        RepositoryError: when the layout cannot hold the model after all, or the configuration breaks a rule of the server.
+        SpecError: when an option names an input or output that is not there.
+    """
+    plan = _LAYOUTS[parts.layout.layout](parts)
+    validate_config(plan.config, plan.name, parts.release)
+    for member in plan.members:
+        validate_config(member.config, member.name, parts.release)
+    return plan
+
+
+def check_options(parts: Assembly) -> list[str]:
+    """Check what the user set, before anything is compiled.
+
+    Returns: what the server takes, but does not do what it says.
+
+    Raises:
+        RepositoryError, SpecError: as `assemble`.
+    """
+    if parts.layout.layout == "plan":
+        native = NATIVE[parts.layout.runners[0]]
+        config = model_config(parts, backend=native.backend, platform=native.platform, native=native)
+    else:
+        # The members of an ensemble get what is set for models that have instances.
+        config = model_config(parts, backend="python", parameters=PYTHON_PARAMETERS)
+    return validate_config(render_config(dataclasses.replace(config, warmup=())), parts.manifest.name, parts.release)
+
+
+def _assemble_python(parts: Assembly) -> RepositoryPlan:
+    """One Python model that runs all segments."""
+    config = model_config(parts, backend="python", parameters=PYTHON_PARAMETERS)
+    artifacts = {f"{name}/{path}": source for name, s in parts.files.items() for path, source in s.files.items()}
+    segments = tuple(
+        dataclasses.replace(s, artifact=f"{s.name}/{parts.files[s.name].artifact}") for s in parts.manifest.segments
+    )
+    return RepositoryPlan(
+        manifest=described(parts, segments),
+        config=render_config(config),
+        artifacts=artifacts,
+        texts={MODEL_FILE: model_file(parts)},
+        beside=beside(parts),
+    )
+
+
+_LAYOUTS: dict[str, Callable[[Assembly], RepositoryPlan]] = {
+    "plan": assemble_plan,
+    "ensemble": assemble_ensemble,
+    "python": _assemble_python,
+}

@@ -1,0 +1,213 @@
+"""What a repository is put together from, and what all layouts write."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from builder.errors import SpecError, did_you_mean
+from builder.releases import Release
+from builder.repository import templates
+from builder.repository.backends import NativeBackend
+from builder.repository.batching import Batching
+from builder.repository.config import ConfigSample, ModelConfig, declared
+from builder.repository.fields import model_fields
+from builder.repository.layout import LayoutChoice
+from builder.repository.warmup import WARMUP_DIRECTORY, WarmupSample
+from builder.runtime.manifest import Manifest, SegmentSpec
+from builder.triton_options import TritonOptions
+from builder.types import DTYPES
+
+__all__ = [
+    "MODEL_FILE",
+    "PYTHON_PARAMETERS",
+    "Assembly",
+    "SegmentFiles",
+    "beside",
+    "described",
+    "model_config",
+    "model_file",
+]
+
+MODEL_FILE = "model.py"
+
+# Without it the Python backend copies every input to the CPU first.
+PYTHON_PARAMETERS = {"FORCE_CPU_ONLY_INPUT_TENSORS": "no"}
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFiles:
+    """The files of a segment: the one that its runner opens, and an existing source per relative path."""
+
+    artifact: str
+    files: Mapping[str, Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What a repository is put together from.
+
+    Args:
+        manifest: of the model; its segments' artifacts are set here.
+        files: of each segment, by its name.
+        layout: chosen for it.
+        batching: chosen for it.
+        options: of the user.
+        release: that will serve it; None for any.
+        warmup: samples of the whole model.
+        labels: the file of labels of each output that has one.
+        tool_version: for the head of written files.
+        work: an existing directory for what is written on the way.
+    """
+
+    manifest: Manifest
+    files: Mapping[str, SegmentFiles]
+    layout: LayoutChoice
+    batching: Batching
+    options: TritonOptions
+    release: Release | None
+    tool_version: str
+    work: Path
+    warmup: tuple[WarmupSample, ...] = ()
+    labels: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.manifest.target.get("device") == "cuda"
+
+
+def model_config(
+    parts: Assembly,
+    *,
+    backend: str = "",
+    platform: str = "",
+    native: NativeBackend | None = None,
+    parameters: Mapping[str, str] | None = None,
+) -> ModelConfig:
+    """The model's own config.pbtxt, under the model's own names.
+
+    Args:
+        backend, platform: of the model.
+        native: the backend that runs its engine, if it is one of the server's own.
+        parameters: that the model needs.
+    Raises:
+        SpecError: when an option names an input or output that is not there.
+    """
+    _check_names(parts)
+    manifest, options, batched = parts.manifest, parts.options, parts.batching.batched
+    inputs = [
+        dataclasses.replace(
+            declared(t, batched=batched), optional=t.name in options.optional, ragged=t.name in options.ragged
+        )
+        for t in manifest.inputs
+    ]
+    outputs = [
+        dataclasses.replace(
+            declared(o.tensor, batched=batched),
+            labels=f"labels/{o.tensor.name}.txt" if o.tensor.name in parts.labels else "",
+        )
+        for o in manifest.outputs
+    ]
+    return ModelConfig(
+        name=manifest.name,
+        backend=backend,
+        platform=platform,
+        max_batch_size=parts.batching.max_batch_size,
+        remark=f"max_batch_size: {parts.batching.reason}",
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        fields=_fields(parts, parameters or {}, native, ensemble=platform == "ensemble"),
+        warmup=tuple(map(_sample, _warmup(parts))),
+    )
+
+
+def _fields(
+    parts: Assembly, parameters: Mapping[str, str], native: NativeBackend | None, *, ensemble: bool = False
+) -> Any:
+    return model_fields(
+        parts.options,
+        native,
+        parameters=parameters,
+        on_gpu=parts.on_gpu,
+        batched=parts.batching.batched and not ensemble,
+        profiles=len(parts.manifest.profiles) if native is not None and native.backend == "tensorrt" else 0,
+        ensemble=ensemble,
+    )
+
+
+def _sample(sample: WarmupSample) -> ConfigSample:
+    tensors = tuple(
+        (name, DTYPES[tensor.dtype].triton, tensor.shape or (1,), sample.file_name(name))
+        for name, tensor in sample.tensors.items()
+    )
+    return ConfigSample(sample.name, sample.batch_size, tensors)
+
+
+def _warmup(parts: Assembly) -> list[WarmupSample]:
+    """The samples to write; none when the user turned the warm-up off, none of an empty tensor, which no server takes."""
+    if not parts.options.model_warmup:
+        return []
+    whole = [s for s in parts.warmup if all(t.data for t in s.tensors.values())]
+    return [s.as_batch(parts.batching.max_batch_size) for s in whole] if parts.batching.batched else whole
+
+
+def beside(parts: Assembly) -> dict[str, Path | bytes]:
+    """The files in the model's directory: labels and warm-up."""
+    found: dict[str, Path | bytes] = {f"labels/{n}.txt": p for n, p in parts.labels.items()}
+    for sample in _warmup(parts):
+        for name, tensor in sample.tensors.items():
+            found[f"{WARMUP_DIRECTORY}/{sample.file_name(name)}"] = tensor.data
+    return found
+
+
+def _check_names(parts: Assembly) -> None:
+    """Options that go by input or output must name one."""
+    inputs = [t.name for t in parts.manifest.inputs]
+    outputs = [o.tensor.name for o in parts.manifest.outputs]
+    for table, known in (("optional", inputs), ("ragged", inputs), ("labels", outputs)):
+        for name in getattr(parts.options, table):
+            if name not in known:
+                kind = "output" if table == "labels" else "input"
+                raise SpecError(
+                    f"the model has no {kind} {name!r}",
+                    where=f"[triton].{table}",
+                    fix=f"{did_you_mean(name, known)}its {kind}s are {', '.join(known)}",
+                )
+    _check_optional(parts)
+
+
+def _check_optional(parts: Assembly) -> None:
+    """The sizes of an input that is left out must be those of one that is not."""
+    optional = parts.options.optional
+    given = [t for t in parts.manifest.inputs if t.name not in optional]
+    if optional and not given:
+        raise SpecError("every input is optional", where="[triton].optional", fix="leave one of them out there")
+    known = {d.name for t in given for d in t.dims if d.name}
+    for spec in parts.manifest.inputs:
+        for dim in spec.dims if spec.name in optional else ():
+            base = dim.derived.base if dim.derived is not None else dim.name
+            if not dim.is_static and base not in known:
+                raise SpecError(
+                    f"no other input tells the size {dim} of {spec.name!r}",
+                    where="[triton].optional",
+                    fix="name its dimensions as those of an input that is always there, or leave it out there",
+                )
+
+
+def described(parts: Assembly, segments: tuple[SegmentSpec, ...]) -> Manifest:
+    """The manifest, with what the layout adds to it."""
+    return dataclasses.replace(
+        parts.manifest,
+        segments=segments,
+        layout=parts.layout.layout,
+        release=parts.release.name if parts.release else "",
+        batched=parts.batching.batched,
+    )
+
+
+def model_file(parts: Assembly) -> str:
+    """The text of the Python model."""
+    return templates.render("model.py.j2", tool_version=parts.tool_version)

@@ -1,0 +1,126 @@
+"""The fields of config.pbtxt that have no place of their own in the template: ours, and the user's over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from builder.errors import SpecError
+from builder.model_config import new_config
+from builder.repository.backends import NativeBackend
+from builder.triton_options import TritonOptions
+
+__all__ = ["member_fields", "model_fields"]
+
+# What is said elsewhere.
+_PLACED = ("max_batch_size", "ensemble_scheduling")
+
+# What belongs to the models that do the work, and what the ensemble itself may say.
+_OF_MEMBERS = ("instance_group", "optimization", "parameters", "model_operations", "cc_model_filenames")
+_QUEUES = ("dynamic_batching",)
+
+
+def model_fields(
+    options: TritonOptions,
+    native: NativeBackend | None,
+    *,
+    parameters: Mapping[str, str],
+    on_gpu: bool,
+    batched: bool,
+    profiles: int,
+    ensemble: bool,
+) -> Any:
+    """An `inference.ModelConfig` for the model that clients call.
+
+    Args:
+        options: of the user.
+        native: the backend that runs its engine; None for our Python model and for an ensemble.
+        parameters: that our model needs.
+        on_gpu: whether engines run on a GPU.
+        batched: whether a server may join its requests.
+        profiles: how many optimization profiles Triton chooses from.
+        ensemble: whether it is one, which has no instances.
+    Raises:
+        SpecError: for a field that nothing would come of.
+    """
+    config, given = new_config(), options.message()
+    if ensemble:
+        for name in (*_OF_MEMBERS, *_QUEUES):
+            given.ClearField(name)
+        if given.HasField("sequence_batching"):
+            raise SpecError(
+                "an ensemble has no sequences",
+                where="[triton].sequence_batching",
+                fix="use --layout python or --layout plan",
+            )
+    else:
+        _add_parameters(config, parameters)
+        if native is not None:
+            _add_instances(config, on_gpu)
+        if batched and not given.HasField("sequence_batching"):
+            config.dynamic_batching.SetInParent()
+    return _merged(config, given, profiles)
+
+
+def member_fields(
+    options: TritonOptions, native: NativeBackend | None, *, on_gpu: bool, first: bool, batched: bool, profiles: int
+) -> Any:
+    """The same for a model that only an ensemble calls.
+
+    Args:
+        first: whether requests wait in its queue; to wait again before each later step would only cost time.
+    """
+    config, given = new_config(), new_config()
+    chosen = options.message()
+    for name in _OF_MEMBERS:
+        if name == "optimization" and not chosen.HasField(name):
+            continue
+        _copy(chosen, given, name)
+    if batched and first:
+        _copy(chosen, given, "dynamic_batching")
+    if native is None:
+        _add_parameters(config, {"FORCE_CPU_ONLY_INPUT_TENSORS": "no"})
+    _add_instances(config, on_gpu)
+    if batched:
+        config.dynamic_batching.SetInParent()
+    return _merged(config, given, profiles)
+
+
+def _add_parameters(config: Any, parameters: Mapping[str, str]) -> None:
+    for key, value in parameters.items():
+        config.parameters[key].string_value = value
+
+
+def _add_instances(config: Any, on_gpu: bool) -> None:
+    """One instance: each has its own copy of an engine with a dynamic size, and a server's default is one for every GPU."""
+    group = config.instance_group.add(count=1)
+    kinds = type(group).Kind
+    group.kind = kinds.Value("KIND_GPU" if on_gpu else "KIND_CPU")
+    if on_gpu:
+        # All on one GPU, or tensors between models travel from one to another.
+        group.gpus.append(0)
+
+
+def _copy(source: Any, target: Any, name: str) -> None:
+    if name in [d.name for d, _ in source.ListFields()]:
+        field = type(target)()
+        field.CopyFrom(source)
+        for descriptor, _ in source.ListFields():
+            if descriptor.name != name:
+                field.ClearField(descriptor.name)
+        target.MergeFrom(field)
+
+
+def _merged(ours: Any, given: Any, profiles: int) -> Any:
+    """The user's fields in place of ours; parameters one by one."""
+    for descriptor, _ in given.ListFields():
+        if descriptor.name != "parameters":
+            ours.ClearField(descriptor.name)
+    ours.MergeFrom(given)
+    for name in _PLACED:
+        ours.ClearField(name)
+    if profiles > 1:
+        for group in ours.instance_group:
+            if not group.profile:
+                group.profile.extend(map(str, range(profiles)))
+    return ours
