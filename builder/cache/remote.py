@@ -25,6 +25,7 @@ from builder.cache.record import FileInfo, Record, RecordError, is_key
 from builder.cache.staging import Permissions
 from builder.errors import CacheError
 from builder.hashing import CHUNK, Digest
+from builder.remote_url import OBJECT_STORES, open_place
 
 __all__ = ["RemoteStore"]
 
@@ -36,15 +37,6 @@ _SLOWEST = 1 << 20
 _ATTEMPTS = 3
 _PARALLEL = 8
 _LARGEST_RECORD = 16 << 20
-
-# Where an object appears under its name only when all of it is there.
-_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"})
-
-# Its own many attempts, under ours, would keep a build waiting for a server that is not there.
-_S3: dict[str, Any] = {"config_kwargs": {"connect_timeout": 5, "retries": {"total_max_attempts": 1}}}
-_OPTIONS = {"s3": _S3, "s3a": _S3}
-
-_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 
 
 class _Lie(Exception):
@@ -73,32 +65,15 @@ class RemoteStore:
         on_warning: Callable[[str], None] = lambda text: None,
         timeout: float = _TIMEOUT,
     ) -> None:
-        import fsspec
-
         self.url = url
         self.readonly = readonly
         self._secret = secret
         self._warn = on_warning
         self._timeout = timeout
-        protocol = url.partition("://")[0] if "://" in url else "file"
-        try:
-            self._fs, root = fsspec.core.url_to_fs(
-                url, use_listings_cache=False, skip_instance_cache=True, **_OPTIONS.get(protocol, {})
-            )
-        except ImportError as error:
-            package = _PACKAGES.get(protocol)
-            raise CacheError(
-                f"the remote {url} needs a package that is not installed: {error}",
-                where="--remote",
-                fix=f"pip install {package}" if package else "install fsspec's package for it",
-            ) from None
-        except Exception as error:
-            raise CacheError(
-                f"the remote {url} cannot be used: {error}", where="--remote", fix="give a URL that fsspec knows"
-            ) from None
-        self._root = root.rstrip("/")
-        self._is_directory = protocol in ("file", "local")
-        self._whole = protocol in _OBJECT_STORES
+        place = open_place(url, CacheError, "--remote")
+        self._fs, self._root = place.fs, place.root
+        self._is_directory = place.protocol in ("file", "local")
+        self._whole = place.protocol in OBJECT_STORES
         self._down = False
         self._bad: set[EngineKey] = set()
         self._queue: queue.Queue[tuple[Record, Path]] = queue.Queue()

@@ -204,7 +204,7 @@ def described(parts: Assembly, segments: tuple[SegmentSpec, ...]) -> Manifest:
         segments=segments,
         layout=parts.layout.layout,
         release=parts.release.name if parts.release else "",
-        batched=parts.batching.batched,
+        max_batch_size=parts.batching.max_batch_size,
     )
 
 

@@ -73,7 +73,7 @@ def assemble_ensemble(parts: Assembly) -> RepositoryPlan:
     )
     unique = {m.name: m for m in members}
     return RepositoryPlan(
-        manifest=dataclasses.replace(described(parts, tuple(segments)), batched=batched),
+        manifest=dataclasses.replace(described(parts, tuple(segments)), max_batch_size=config.max_batch_size),
         config=render_config(config),
         beside={f"labels/{n}.txt": p for n, p in parts.labels.items()},
         members=tuple(unique.values()),
@@ -119,7 +119,7 @@ def _member(
     batched = batched and (native is None or can_batch(native, parts.release))
     files: dict[str, Path | bytes]
     if native is None:
-        files, spec, taken = _python_member(parts, segment, names)
+        files, spec, taken = _python_member(parts, segment, names, batched)
     else:
         placed = native_files(parts, segment, native, names)
         files = {f"1/{path}": source for path, source in placed.files.items()}
@@ -152,7 +152,7 @@ def _member(
 
 
 def _python_member(
-    parts: Assembly, segment: SegmentSpec, names: tuple[tuple[str, ...], tuple[str, ...]]
+    parts: Assembly, segment: SegmentSpec, names: tuple[tuple[str, ...], tuple[str, ...]], batched: bool
 ) -> tuple[dict[str, Path | bytes], SegmentSpec, tuple[str, ...]]:
     own = parts.files[segment.name]
     inputs = tuple(dataclasses.replace(t, name=n) for n, t in zip(names[0], segment.inputs, strict=True))
@@ -168,6 +168,7 @@ def _python_member(
         target=parts.manifest.target,
         settings=parts.manifest.settings,
         layout="member",
+        max_batch_size=parts.batching.max_batch_size if batched else 0,
     )
     files: dict[str, Path | bytes] = {
         "1/manifest.json": manifest.to_json().encode(),

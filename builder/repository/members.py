@@ -13,7 +13,7 @@ from pathlib import Path
 from builder.errors import RepositoryError
 from builder.files import sync_path
 from builder.repository.content import Source, digest_of, files_below, store, sync_tree
-from builder.repository.history import LocalModel, version_numbers
+from builder.repository.history import LocalModel, ModelFiles, version_numbers
 from builder.repository.interface import called_models, parsed_config
 from builder.repository.plan import CONFIG_NAME, MemberPlan
 from builder.repository.undo import move
@@ -96,20 +96,17 @@ def damage(directory: Path, digests: Digests) -> Iterator[tuple[str, str]]:
             yield path, "changed"
 
 
-def referred_members(root: Path) -> frozenset[str] | None:
-    """The members that any version or configuration in the repository refers to; None if one cannot be read."""
+def referred_members(models: Iterable[ModelFiles]) -> frozenset[str] | None:
+    """The members that any version or configuration of these models refers to; None if one cannot be read."""
     found: set[str] = set()
     try:
-        for directory in root.iterdir():
-            if not directory.is_dir():
-                continue
-            model = LocalModel(directory)
+        for model in models:
             for number in version_numbers(model.names()):
                 manifest = model.manifest(number)
                 found.update(manifest.members if manifest else ())
             config = model.read(CONFIG_NAME)
             if config and b"ensemble_scheduling" in config:
-                found |= called_models(parsed_config(config.decode(), str(directory)))
+                found |= called_models(parsed_config(config.decode(), model.where))
     except (RepositoryError, UnicodeDecodeError):
         return None
     return frozenset(found)
@@ -119,21 +116,25 @@ def take_out_unused(root: Path, names: Iterable[str], into: Path, undo: ExitStac
     """Move the members that nothing refers to any more out of the repository; gives their names."""
     taken = []
     candidates = sorted({name for name in names if (root / name).is_dir()})
-    used = referred_members(root) if candidates else None
+    used = _referred(root) if candidates else None
     for name in candidates if used is not None else ():
         if name in (used or ()):
             continue
         into.mkdir(parents=True, exist_ok=True)
         if move(root / name, into / name, undo):
             taken.append(name)
-    for name in taken and sorted((referred_members(root) or set(taken)) & set(taken)):
+    for name in taken and sorted((_referred(root) or set(taken)) & set(taken)):
         move(into / name, root / name, undo)
         taken.remove(name)
     return tuple(taken)
 
 
+def _referred(root: Path) -> frozenset[str] | None:
+    return referred_members(LocalModel(directory) for directory in root.iterdir() if directory.is_dir())
+
+
 def _put_back_if_used(root: Path, name: str, staged: Path) -> None:
     """Runs after the member was taken away again."""
-    used = referred_members(root)
+    used = _referred(root)
     if staged.exists() and not (root / name).exists() and (used is None or name in used):
         staged.rename(root / name)

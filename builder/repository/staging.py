@@ -84,7 +84,9 @@ def os_errors(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason, fix = _FAULTS.get(error.errno or 0, (error.strerror or str(error), None))
-        raise RepositoryError(f"the repository cannot be changed: {reason}", where=_place(error, root), fix=fix) from error
+        raise RepositoryError(
+            f"the repository cannot be changed: {reason}", where=_place(error, root), fix=fix
+        ) from error
 
 
 def _place(error: OSError, root: Path) -> str:

@@ -89,7 +89,7 @@ class Manifest:
         layout: how the model sits in the repository: "plan", "ensemble" or "python".
         members: of an ensemble: the Triton models that it calls, each with the digests of its files.
         release: the Triton release that it was built for ("26.09"); empty for any.
-        batched: whether a server may join requests to one batch, up to the largest size of the first dimension.
+        max_batch_size: how many rows a server may join to one batch; 0 where it takes requests as they are.
         optional: inputs that a request may leave out, and the value that fills them then.
         padding: inputs whose smaller requests are filled up to the largest of a batch, and the value that fills them.
         wire_names: what clients call inputs and outputs, where that is not the model's own name.
@@ -112,11 +112,16 @@ class Manifest:
     layout: str = "python"
     members: Mapping[str, Mapping[str, FileDigest]] = field(default_factory=dict)
     release: str = ""
-    batched: bool = False
+    max_batch_size: int = 0
     optional: Mapping[str, float] = field(default_factory=dict)
     padding: Mapping[str, float] = field(default_factory=dict)
     wire_names: Mapping[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
+
+    @property
+    def batched(self) -> bool:
+        """Whether a server may join requests; then every input and output begins with the batch."""
+        return self.max_batch_size > 0
 
     def to_json(self) -> str:
         """The manifest as indented JSON, with a trailing newline."""

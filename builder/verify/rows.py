@@ -70,7 +70,7 @@ def check_padding(
     """
     sizes = padded_sizes(inputs, padding)
     _check_paddable(inputs, outputs, padding, sizes)
-    joiner = Joiner(Manifest("", tuple(inputs), tuple(outputs), (), batched=True, padding=padding))
+    joiner = Joiner(Manifest("", tuple(inputs), tuple(outputs), (), max_batch_size=1, padding=padding))
     points = [opt_point(model.inputs), *extreme_points(model.inputs).values()]
     batch = inputs[0].dims[0].name or ""
     requests = []

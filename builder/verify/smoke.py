@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,9 @@ def _reference(spec: BuildSpec, manifest: Manifest) -> EagerModel:
             f"{', '.join(i.name or '' for i in inputs)}",
             fix="build again, or name the spec that it was built from",
         )
-    ranged = signature.with_inputs(_as_built(inputs, manifest.inputs))
-    profiles = tuple(_as_built(inputs, p) for p in manifest.profiles) or (ranged.inputs,)
+    served = partial(_as_served, manifest=manifest)
+    ranged = signature.with_inputs(_as_built(inputs, served(manifest.inputs)))
+    profiles = tuple(_as_built(inputs, served(p)) for p in manifest.profiles) or (ranged.inputs,)
     eager = EagerModel(module, ranged, tuple(o.tensor.name for o in manifest.outputs), profiles)
     if manifest.weights and eager.weights_digest() != manifest.weights:
         raise ServingError(
@@ -100,6 +102,16 @@ def _reference(spec: BuildSpec, manifest: Manifest) -> EagerModel:
             fix="build again; if its weights are random, load trained ones or seed every generator that it uses",
         )
     return eager
+
+
+def _as_served(inputs: Sequence[TensorSpec], manifest: Manifest) -> tuple[TensorSpec, ...]:
+    """The ranges without batches that the server refuses, since fewer rows are joined than the engines take."""
+    if not manifest.batched:
+        return tuple(inputs)
+    limit = manifest.max_batch_size
+    batch = inputs[0].dims[0]
+    served = replace(batch, max=min(batch.max or limit, limit), opt=min(batch.opt, limit))
+    return tuple(replace(t, dims=(served, *t.dims[1:])) for t in inputs)
 
 
 def _as_built(inputs: Sequence[Input], built: Sequence[TensorSpec]) -> tuple[Input, ...]:

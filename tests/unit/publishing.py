@@ -91,7 +91,8 @@ def make_ensemble(tmp_path: Path, *contents: bytes, name: str = "whole", extra: 
     members = [make_member(f"{name}.segment_{i}", content) for i, content in enumerate(contents)]
     tensors = ["x", *(f"t{i}" for i in range(1, len(members))), "y"]
     steps = "".join(
-        STEP.format(member=m.name, source=s, target=t) for m, (s, t) in zip(members, itertools.pairwise(tensors), strict=True)
+        STEP.format(member=m.name, source=s, target=t)
+        for m, (s, t) in zip(members, itertools.pairwise(tensors), strict=True)
     )
     config = CONFIG.format(name=name, kind='platform: "ensemble"', width=4)
     return RepositoryPlan(

@@ -13,10 +13,10 @@ PACKAGE = Path(__file__).resolve().parents[2] / "builder"
 
 # Lowest first; a module imports only what stands before it, or its own package.
 LAYERS = [
-    "types", "errors", "releases", "model_config", "files", "locks", "hashing", "progress", "dims", "inputs", "profiles", "settings", "triton_options", "spec",
+    "types", "errors", "releases", "model_config", "files", "locks", "hashing", "remote_url", "progress", "dims", "inputs", "profiles", "settings", "triton_options", "spec",
     "recurrence", "signature", "shape_env", "tracing", "symbols", "explain", "export", "models", "partition", "lowering", "compilers", "cache",
     "runtime", "repository", "serving", "verify", "engines", "placement", "build", "report", "drawing", "doctor", "key_diff",
-    "console", "console_cache", "cli_common", "cli_cache", "cli_lint", "cli",
+    "console", "console_cache", "cli_common", "cli_cache", "cli_repository", "cli_lint", "cli",
 ]  # fmt: skip
 
 

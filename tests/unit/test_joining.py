@@ -21,7 +21,7 @@ from tests.unit.assemblies import BATCH, TOKENS, tensor
 
 def manifest(inputs: list[TensorSpec], outputs: list[TensorSpec], **padding: float) -> Manifest:
     return Manifest(
-        "net", tuple(inputs), tuple(OutputSpec(t, t.name) for t in outputs), (), batched=True, padding=padding
+        "net", tuple(inputs), tuple(OutputSpec(t, t.name) for t in outputs), (), max_batch_size=32, padding=padding
     )
 
 

@@ -69,7 +69,7 @@ fsspec.register_implementation("nasty", Nasty, clobber=True)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(module, "_OBJECT_STORES", frozenset({"nasty", "memory", "s3"}))
+    monkeypatch.setattr(module, "OBJECT_STORES", frozenset({"nasty", "memory", "s3"}))
     monkeypatch.setattr(module.time, "sleep", lambda seconds: threading.Event().wait(min(seconds, 0.02)))
     Nasty.store.clear()
     Nasty.failures, Nasty.calls, Nasty.gate, Nasty.refuse = 0, [], None, ""
@@ -276,7 +276,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
     with pytest.raises(CacheError, match="not installed") as caught:
         RemoteStore("s3://bucket")
-    assert caught.value.fix == "pip install s3fs"
+    assert caught.value.fix == "pip install 'triton-repo-builder[s3]'"
 
 
 def test_push_and_pull(tmp_path: Path) -> None:
