@@ -40,6 +40,7 @@ from builder.cli_common import (
     Rtol,
     reported,
 )
+from builder.cli_lint import lint
 
 app = typer.Typer(
     name="triton-repo",
@@ -301,16 +302,23 @@ def smoke(
 
 @app.command(short_help="Show what is installed and missing.")
 @reported
-def doctor(as_json: Json = False, debug: Debug = False) -> None:
-    """Say what is installed, which compilers can build and run here, and how to get what is missing."""
+def doctor(triton: ReleaseName = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Say what is installed, which compilers can build and run here, and how to get what is missing.
+
+    With --triton, also what of it is not what that release has.
+    """
     from builder.console import print_json, show_checks
     from builder.doctor import examine
+    from builder.releases import release
 
-    checks = examine()
+    checks = examine(release(triton) if triton else None)
     if as_json:
         print_json(checks)
     else:
         show_checks(checks)
+
+
+app.command("lint", short_help="Check a repository by the server's rules.")(lint)
 
 
 def main() -> None:

@@ -123,6 +123,10 @@ class Input:
         """The same input with other ranges."""
         return _replaced(self, dims=tuple(dims))
 
+    def with_values(self, low: float, high: float) -> Input:
+        """The same input with other values in its samples."""
+        return _replaced(self, value_range=(low, high))
+
     def with_integer(self, numbers: Range) -> Input:
         """The same Python int between other bounds."""
         return _replaced(self, integer=numbers, value_range=(numbers.min, numbers.max))

@@ -16,6 +16,7 @@ from builder.repository.batching import Batching
 from builder.repository.config import ConfigSample, ModelConfig, declared
 from builder.repository.fields import model_fields
 from builder.repository.layout import LayoutChoice
+from builder.repository.sequences import control_inputs, describe_states, hand_over_states, states
 from builder.repository.warmup import WARMUP_DIRECTORY, WarmupSample
 from builder.runtime.manifest import Manifest, SegmentSpec
 from builder.triton_options import TritonOptions
@@ -98,11 +99,19 @@ def model_config(
     """
     _check_names(parts)
     manifest, options, batched = parts.manifest, parts.options, parts.batching.batched
+    carried = states(options, manifest.inputs, [o.tensor for o in manifest.outputs])
+    hidden = {*carried, *carried.values(), *control_inputs(options)}
+    fields = _fields(parts, parameters or {}, native, ensemble=platform == "ensemble")
+    if carried and native is None:
+        hand_over_states(fields)
+    elif carried:
+        describe_states(fields, manifest.inputs, batched=batched)
     inputs = [
         dataclasses.replace(
             declared(t, batched=batched), optional=t.name in options.optional, ragged=t.name in options.ragged
         )
         for t in manifest.inputs
+        if t.name not in hidden
     ]
     outputs = [
         dataclasses.replace(
@@ -110,6 +119,7 @@ def model_config(
             labels=f"labels/{o.tensor.name}.txt" if o.tensor.name in parts.labels else "",
         )
         for o in manifest.outputs
+        if o.tensor.name not in hidden
     ]
     return ModelConfig(
         name=manifest.name,
@@ -119,8 +129,9 @@ def model_config(
         remark=f"max_batch_size: {parts.batching.reason}",
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        fields=_fields(parts, parameters or {}, native, ensemble=platform == "ensemble"),
-        warmup=tuple(map(_sample, _warmup(parts))),
+        fields=fields,
+        # The server's warm-up knows no sequences.
+        warmup=() if options.fields.get("sequence_batching") else tuple(map(_sample, _warmup(parts))),
     )
 
 
@@ -148,7 +159,7 @@ def _sample(sample: WarmupSample) -> ConfigSample:
 
 def _warmup(parts: Assembly) -> list[WarmupSample]:
     """The samples to write; none when the user turned the warm-up off, none of an empty tensor, which no server takes."""
-    if not parts.options.model_warmup:
+    if not parts.options.model_warmup or parts.options.fields.get("sequence_batching"):
         return []
     whole = [s for s in parts.warmup if all(t.data for t in s.tensors.values())]
     return [s.as_batch(parts.batching.max_batch_size) for s in whole] if parts.batching.batched else whole
@@ -201,10 +212,12 @@ def described(parts: Assembly, segments: tuple[SegmentSpec, ...]) -> Manifest:
     """The manifest, with what the layout adds to it."""
     return dataclasses.replace(
         parts.manifest,
+        states=states(parts.options, parts.manifest.inputs, [o.tensor for o in parts.manifest.outputs]),
         segments=segments,
         layout=parts.layout.layout,
         release=parts.release.name if parts.release else "",
         max_batch_size=parts.batching.max_batch_size,
+        sequences="sequence_batching" in parts.options.fields,
     )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from builder.errors import SpecError
 from builder.model_config import new_config
 from builder.repository.backends import NativeBackend
 from builder.triton_options import TritonOptions
+from builder.types import TensorSpec
 
-__all__ = ["member_fields", "model_fields"]
+__all__ = ["add_graphs", "member_fields", "model_fields"]
 
 # What is said elsewhere.
 _PLACED = ("max_batch_size", "ensemble_scheduling")
@@ -84,6 +85,37 @@ def member_fields(
     if batched:
         config.dynamic_batching.SetInParent()
     return _merged(config, given, profiles)
+
+
+def add_graphs(
+    config: Any, profiles: Sequence[Sequence[TensorSpec]], names: Sequence[str], max_batch_size: int
+) -> None:
+    """Have TensorRT's backend capture CUDA graphs at the corners of each profile, unless the user said which.
+
+    Args:
+        config: of the model, an `inference.ModelConfig`.
+        profiles: the engine's inputs in each.
+        names: what the engine calls them.
+        max_batch_size: of the model.
+    Source: `ModelOptimizationPolicy.Cuda.GraphSpec` in model_config.proto.
+    """
+    if config.optimization.HasField("cuda"):
+        return
+    cuda = config.optimization.cuda
+    cuda.graphs = True
+    seen = set()
+    for inputs in profiles:
+        for point in ("min", "opt", "max"):
+            shapes = [t.shape(point) for t in inputs]
+            batch = min(shapes[0][0], max_batch_size) if max_batch_size else 0
+            start = 1 if max_batch_size else 0
+            key = (batch, *(s[start:] for s in shapes))
+            if key in seen:
+                continue
+            seen.add(key)
+            spec = cuda.graph_spec.add(batch_size=batch)
+            for name, shape in zip(names, shapes, strict=True):
+                spec.input[name].dim.extend(shape[start:])
 
 
 def _add_parameters(config: Any, parameters: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ from builder.errors import RepositoryError
 from builder.repository.assembly import Assembly, beside, described, model_config
 from builder.repository.backends import NATIVE, NativeBackend
 from builder.repository.config import render_config
+from builder.repository.fields import add_graphs
 from builder.repository.onnx_tensors import write_with_edge
 from builder.repository.plan import RepositoryPlan
 from builder.runtime.manifest import SegmentSpec
@@ -39,6 +40,8 @@ def assemble_plan(parts: Assembly) -> RepositoryPlan:
             fix="use --layout python",
         )
     config = model_config(parts, backend=native.backend, platform=native.platform, native=native)
+    if native.backend == "tensorrt" and parts.manifest.settings.get("tensorrt", {}).get("cuda_graphs"):
+        add_graphs(config.fields, parts.manifest.profiles or (segment.inputs,), names[0], parts.batching.max_batch_size)
     config = dataclasses.replace(
         config,
         inputs=tuple(dataclasses.replace(t, name=inputs[t.name]) for t in config.inputs),

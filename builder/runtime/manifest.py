@@ -92,6 +92,9 @@ class Manifest:
         max_batch_size: how many rows a server may join to one batch; 0 where it takes requests as they are.
         optional: inputs that a request may leave out, and the value that fills them then.
         padding: inputs whose smaller requests are filled up to the largest of a batch, and the value that fills them.
+        states: of a model of sequences that our runtime keeps: the output that the next request gets as an input, by
+            that input. Neither is a client's.
+        sequences: whether the server takes requests as parts of sequences.
         wire_names: what clients call inputs and outputs, where that is not the model's own name.
     """
 
@@ -115,6 +118,8 @@ class Manifest:
     max_batch_size: int = 0
     optional: Mapping[str, float] = field(default_factory=dict)
     padding: Mapping[str, float] = field(default_factory=dict)
+    states: Mapping[str, str] = field(default_factory=dict)
+    sequences: bool = False
     wire_names: Mapping[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 

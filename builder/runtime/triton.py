@@ -16,6 +16,7 @@ from builder.runtime.manifest import Manifest
 from builder.runtime.model import RuntimeModel
 from builder.runtime.optional import with_defaults
 from builder.runtime.precision import keep_float32
+from builder.runtime.sequences import SequenceStates
 from builder.runtime.values import Value, to_numpy
 from builder.types import TensorSpec
 
@@ -36,6 +37,9 @@ class TritonModel:
         self._utils = utils
         self._manifest = Manifest.read(directory)
         self._joiner = Joiner(self._manifest) if self._manifest.batched else None
+        self._states = SequenceStates(self._manifest.states, config)
+        # A sequence begins with zeros.
+        self._defaults = {**dict.fromkeys(self._manifest.states, 0), **self._manifest.optional}
         instances = sum(int(group.get("count", 1)) for group in config.get("instance_group", ())) or 1
         device = instance_device(kind, device_id, self._manifest.target)
         if device != "cpu":
@@ -76,27 +80,41 @@ class TritonModel:
             # No profile may hold all of them, or the data of one may break a bound.
             with contextlib.suppress(BuilderError):
                 answers = self._joiner.split(rows, self._model(self._joiner.join(rows)))
-                yield from ((i, self._response(requests[i], a)) for i, a in zip(group, answers, strict=True))
+                for i, answer in zip(group, answers, strict=True):
+                    self._keep(requests[i], answer)
+                    yield i, self._response(requests[i], answer)
                 return
         yield from ((i, self._alone(requests[i])) for i in group)
 
     def _alone(self, request: Any) -> Any:
         try:
-            return self._response(request, self._model(self._read(request)))
+            outputs = self._model(self._read(request))
+            self._keep(request, outputs)
+            return self._response(request, outputs)
         except BuilderError as error:
             return self._refusal(error)
 
     def _read(self, request: Any) -> dict[str, Value]:
-        given = {spec.name: self._input(request, spec) for spec in self._manifest.inputs}
+        specs = [s for s in self._manifest.inputs if s.name not in self._states.inputs]
+        given = {spec.name: self._input(request, spec) for spec in specs}
         found = {name: value for name, value in given.items() if value is not None}
-        return with_defaults(self._manifest.inputs, found, self._manifest.optional)
+        if self._states.inputs:
+            found.update(self._states.before(self._control(request, "CORRID"), bool(self._control(request, "START"))))
+        return with_defaults(self._manifest.inputs, found, self._defaults)
+
+    def _control(self, request: Any, name: str) -> int:
+        return int(self._utils.get_input_tensor_by_name(request, name).as_numpy().reshape(-1)[0])
+
+    def _keep(self, request: Any, outputs: Mapping[str, Value]) -> None:
+        if self._states.inputs:
+            self._states.after(self._control(request, "CORRID"), bool(self._control(request, "END")), outputs)
 
     def _response(self, request: Any, outputs: Mapping[str, Value]) -> Any:
         wanted = set(request.requested_output_names())
         tensors = [
             self._output(o.tensor, outputs[o.tensor.name])
             for o in self._manifest.outputs
-            if not wanted or o.tensor.name in wanted
+            if (not wanted or o.tensor.name in wanted) and o.tensor.name not in self._states.outputs
         ]
         self._wait_for(outputs)
         return self._utils.InferenceResponse(output_tensors=tensors)

@@ -67,20 +67,29 @@ class Client:
         """End the connection."""
         self._client.close()
 
-    def infer(self, model: str, tensors: Mapping[str, Array], version: str = "") -> dict[str, Array]:
+    def infer(
+        self,
+        model: str,
+        tensors: Mapping[str, Array],
+        version: str = "",
+        *,
+        sequence: tuple[int, bool, bool] | None = None,
+    ) -> dict[str, Array]:
         """The model's outputs by name; the arrays may be read-only.
 
         Args:
             model: its name in the repository.
             tensors: the inputs by name.
             version: "3"; empty lets the server choose.
+            sequence: that the request belongs to: its id (1 or more), whether it begins and whether it ends here.
         Raises:
             ServingError: with the server's message, when it refuses or cannot be reached.
         """
+        named = dict(zip(("sequence_id", "sequence_start", "sequence_end"), sequence or (), strict=False))
         with self._reported(f"the request to model {model} failed"):
             types = self._types_of_inputs(model, version)
             inputs = [self._input(name, array, types.get(name)) for name, array in tensors.items()]
-            result = self._client.infer(model, inputs, model_version=version, **self._per_call())
+            result = self._client.infer(model, inputs, model_version=version, **named, **self._per_call())
             return {name: _received(result.as_numpy(name)) for name in self._output_names(result)}
 
     def server_ready(self) -> bool:

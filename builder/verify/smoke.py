@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from builder.errors import ServingError
 from builder.export import EagerModel
@@ -80,6 +83,17 @@ def smoke(spec: BuildSpec, root: Path, progress: Progress, *, urls: Mapping[str,
     return SmokeResult(where, int(directory.name), reports)
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen(EagerModel):
+    """What a client sees of a model: not its states, which are zeros where a sequence begins."""
+
+    states: Mapping[str, str]
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        hidden = set(self.states.values())
+        return {name: value for name, value in EagerModel.__call__(self, tensors).items() if name not in hidden}
+
+
 def _reference(spec: BuildSpec, manifest: Manifest) -> EagerModel:
     loaded = load_model(spec.source, arguments=spec.arguments, base=spec.base)
     module = loaded.module.eval()
@@ -93,9 +107,10 @@ def _reference(spec: BuildSpec, manifest: Manifest) -> EagerModel:
             fix="build again, or name the spec that it was built from",
         )
     served = partial(_as_served, manifest=manifest)
+    inputs = tuple(i.with_values(0, 0) if i.name in manifest.states else i for i in inputs)
     ranged = signature.with_inputs(_as_built(inputs, served(manifest.inputs)))
     profiles = tuple(_as_built(inputs, served(p)) for p in manifest.profiles) or (ranged.inputs,)
-    eager = EagerModel(module, ranged, tuple(o.tensor.name for o in manifest.outputs), profiles)
+    eager = _Seen(module, ranged, tuple(o.tensor.name for o in manifest.outputs), profiles, manifest.states)
     if manifest.weights and eager.weights_digest() != manifest.weights:
         raise ServingError(
             f"{spec.source} has other weights now than those that {manifest.name} was built with",
@@ -105,10 +120,11 @@ def _reference(spec: BuildSpec, manifest: Manifest) -> EagerModel:
 
 
 def _as_served(inputs: Sequence[TensorSpec], manifest: Manifest) -> tuple[TensorSpec, ...]:
-    """The ranges without batches that the server refuses, since fewer rows are joined than the engines take."""
+    """The ranges without the batches that the server refuses, which may join fewer rows than the engines take."""
     if not manifest.batched:
         return tuple(inputs)
-    limit = manifest.max_batch_size
+    # A sequence is answered row by row.
+    limit = 1 if manifest.sequences else manifest.max_batch_size
     batch = inputs[0].dims[0]
     served = replace(batch, max=min(batch.max or limit, limit), opt=min(batch.opt, limit))
     return tuple(replace(t, dims=(served, *t.dims[1:])) for t in inputs)
@@ -128,16 +144,20 @@ def _as_built(inputs: Sequence[Input], built: Sequence[TensorSpec]) -> tuple[Inp
 
 def _caller(client: Client, manifest: Manifest) -> Any:
     inputs = {t.name: t for t in manifest.inputs}
+    sequences = itertools.count(random.randrange(1, 1 << 40))
     outputs = {manifest.wire_names.get(o.tensor.name, o.tensor.name): o.tensor for o in manifest.outputs}
 
     def call(request: dict[str, Value]) -> dict[str, Value]:
         sent = {
             manifest.wire_names.get(name, name): _sendable(value, _travels_wider(inputs[name], manifest.batched))
             for name, value in request.items()
+            if name not in manifest.states
         }
+        # Each request is a sequence of its own: it begins and ends with it.
+        sequence = (next(sequences), True, True) if manifest.sequences else None
         return {
             outputs[name].name: _received(value, outputs[name].dtype, _travels_wider(outputs[name], manifest.batched))
-            for name, value in client.infer(manifest.name, sent).items()
+            for name, value in client.infer(manifest.name, sent, sequence=sequence).items()
         }
 
     return call

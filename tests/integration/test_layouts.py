@@ -58,6 +58,7 @@ def placed(
     )
 
 
+STATE = {"input_name": "state", "output_name": "new_state"}
 SCORES = ("x=float32[B=1:4:16, 4]", "weight=float32[B]")
 SPECS = {
     s.name: s
@@ -69,6 +70,14 @@ SPECS = {
         placed("native", "nets:hybrid", HYBRID[1], layout="ensemble", fallback="torch_aoti"),
         placed("old", "nets:hybrid", HYBRID[1], layout="ensemble", triton="25.01", max_batch_size=8),
         placed("rows", "rows:Scores", *SCORES, layout="python"),
+        placed(
+            "sums",
+            "rows:Accumulator",
+            "x=float32[B=1:4:8, 3]",
+            "state=float32[B, 3]",
+            layout="python",
+            sequence_batching={"state": [STATE], "oldest": {"max_candidate_sequences": 8}},
+        ),
         placed(
             "padded",
             "rows:MaskedMean",
@@ -111,6 +120,7 @@ def test_layouts_and_batches(built: dict[str, BuildResult]) -> None:
         "native": ("ensemble", 32),
         "old": ("ensemble", 8),
         "rows": ("python", 16),
+        "sums": ("python", 8),
         "padded": ("python", 16),
     }
     assert built["native"].placement.layout.runners == ("onnxruntime", "inductor", "onnxruntime")
@@ -239,6 +249,23 @@ def test_rows_are_joined_by_the_python_layout(server: TritonServer) -> None:
     np.testing.assert_allclose(steps, np.broadcast_to(steps[0], steps.shape), atol=1e-4)
     rows_now, _ = executions(server, "rows")
     assert rows_now - before[0] == 12
+
+
+def test_sequences_keep_their_states_apart(server: TritonServer) -> None:
+    totals = {7: 0.0, 8: 0.0}
+    with Client("grpc", server.grpc_url) as client:
+        for turn in range(4):
+            for sequence in totals:
+                x = np.full((1, 3), sequence + turn, np.float32)
+                answer = client.infer("sums", {"x": x}, sequence=(sequence, turn == 0, turn == 3))
+                totals[sequence] += sequence + turn
+                assert set(answer) == {"y"}
+                np.testing.assert_allclose(answer["y"], np.full((1, 3), 2 * totals[sequence]))
+        # A new sequence of the same number begins with zeros.
+        again = client.infer("sums", {"x": np.ones((1, 3), np.float32)}, sequence=(7, True, True))
+        np.testing.assert_allclose(again["y"], np.full((1, 3), 2.0))
+        with pytest.raises(ServingError, match="START flag"):
+            client.infer("sums", {"x": np.ones((1, 3), np.float32)}, sequence=(9, False, False))
 
 
 @pytest.mark.parametrize("name", ["plan_rows", "mixed"])

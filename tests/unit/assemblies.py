@@ -113,6 +113,7 @@ def assembly(
     triton: str | None = "26.09",
     device: str = "cpu",
     profiles: Sequence[Sequence[TensorSpec]] = (),
+    settings: Mapping[str, object] | None = None,
     labels: Mapping[str, Path] | None = None,
     warmup: bool = True,
 ) -> Assembly:
@@ -132,6 +133,7 @@ def assembly(
             tuple(segments),
             target={"device": device},
             profiles=tuple(map(tuple, profiles)),
+            settings=settings or {},
         ),
         files={s.name: files(place, s) for s in segments},
         layout=LayoutChoice(layout, "a test", tuple(runners)),
@@ -187,7 +189,16 @@ def _profiles_tensorrt(place: Path) -> Assembly:
     named = segment(0, "tensorrt", ids(TOKENS), out, tensor_names=(("ids",), ("hidden",)))
     profiles = [ids(Range(8, 16, 63, "T")), ids(Range(64, 128, 256, "T"))]
     return assembly(
-        place, "two", ids(TOKENS), out, [named], layout="plan", runners=["tensorrt"], device="cuda", profiles=profiles
+        place,
+        "two",
+        ids(TOKENS),
+        out,
+        [named],
+        layout="plan",
+        runners=["tensorrt"],
+        device="cuda",
+        profiles=profiles,
+        settings={"tensorrt": {"cuda_graphs": True}},
     )
 
 
@@ -346,11 +357,36 @@ def _scalar_plan(place: Path) -> Assembly:
     return assembly(place, "scaled", inputs, [tensor("mean", "float32")], layout="plan", runners=["onnxruntime"])
 
 
+def _sequences(place: Path, layout: str, name: str) -> Assembly:
+    x, y = tensor("x", "float32", BATCH, 3), tensor("y", "float32", BATCH, 3)
+    old, new = tensor("state", "float32", BATCH, 8), tensor("new_state", "float32", BATCH, 8)
+    options = {
+        "sequence_batching": {
+            "max_sequence_idle_microseconds": 5000000,
+            "state": [{"input_name": "state", "output_name": "new_state"}],
+            "oldest": {"max_candidate_sequences": 4},
+        }
+    }
+    runners = ["onnxruntime"] if layout == "plan" else []
+    return assembly(place, name, [x, old], [y, new], layout=layout, runners=runners, options=options)
+
+
+def _sequences_plan(place: Path) -> Assembly:
+    """The backend keeps the state."""
+    return _sequences(place, "plan", "sums")
+
+
+def _sequences_python(place: Path) -> Assembly:
+    """Our Python model does."""
+    return _sequences(place, "python", "sums")
+
+
 MODELS = {
     function.__name__.strip("_"): function
     for function in (
         _text, _text_plan, _image_tensorrt, _profiles_tensorrt, _aoti_plan, _ensemble_old, _ensemble_aoti,
         _ensemble_options, _ensemble_unbatched, _detector, _scalars, _per_row, _static, _derived, _optional_ragged, _queues,
         _instances, _escapes, _no_batches, _accelerated, _scalar_plan,
+        _sequences_plan, _sequences_python,
     )
 }  # fmt: skip
