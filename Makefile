@@ -1,6 +1,7 @@
 # make repo MODEL=minilm    build a model into model_repo/
 # make serve                serve model_repo/ with Triton
 # make smoke MODEL=minilm   call it and compare with eager PyTorch
+# make lint                 check model_repo/ by the server's own rules
 # make test                 what CI runs
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 
-.PHONY: help setup setup-dev repo plan serve smoke doctor check test bench clean
+.PHONY: help setup setup-dev repo plan serve smoke doctor lint check test test-all bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -53,6 +54,9 @@ smoke: $(READY)
 doctor: $(READY)
 	$(BIN)/triton-repo doctor
 
+lint: $(READY)
+	$(BIN)/triton-repo lint $(REPO) $(ARGS)
+
 check: $(READY_DEV)
 	$(BIN)/ruff format --check builder tests benchmarks examples
 	$(BIN)/ruff check builder tests benchmarks examples
@@ -61,6 +65,9 @@ check: $(READY_DEV)
 # Files run side by side, so each needs no threads of its own.
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+
+test-all:
+	$(MAKE) test ARGS="-m 'slow or not slow' $(ARGS)"
 
 bench: $(READY_DEV)
 	$(BIN)/python -m benchmarks

@@ -87,7 +87,7 @@ def check_member(directory: Path, digests: Digests) -> None:
 
 
 def damage(directory: Path, digests: Digests) -> Iterator[tuple[str, str]]:
-    """The files that are not as they were written, each with "missing", "changed" or "extra"."""
+    """The files that are not as they were written, each with "missing" or "changed"."""
     there = files_below(directory) if directory.is_dir() else {}
     for path, digest in digests.items():
         if path not in there:
@@ -113,20 +113,26 @@ def referred_members(models: Iterable[ModelFiles]) -> frozenset[str] | None:
 
 
 def take_out_unused(root: Path, names: Iterable[str], into: Path, undo: ExitStack) -> tuple[str, ...]:
-    """Move the members that nothing refers to any more out of the repository; gives their names."""
-    taken = []
-    candidates = sorted({name for name in names if (root / name).is_dir()})
-    used = _referred(root) if candidates else None
-    for name in candidates if used is not None else ():
-        if name in (used or ()):
-            continue
-        into.mkdir(parents=True, exist_ok=True)
-        if move(root / name, into / name, undo):
-            taken.append(name)
-    for name in taken and sorted((_referred(root) or set(taken)) & set(taken)):
+    """Move the members that nothing refers to any more out of the repository.
+
+    Args:
+        root: the repository.
+        names: of the members that may go.
+        into: where they are moved to.
+        undo: told how to move them back.
+    Returns: the names of those that went; none where a manifest cannot be read, for it may refer to any.
+    """
+    candidates = {name for name in names if (root / name).is_dir()}
+    used = _referred(root) if candidates else frozenset()
+    if used is None:
+        return ()
+    into.mkdir(parents=True, exist_ok=True)
+    taken = [name for name in sorted(candidates - used) if move(root / name, into / name, undo)]
+    used = _referred(root) if taken else frozenset()
+    wanted = [name for name in taken if used is None or name in used]
+    for name in wanted:
         move(into / name, root / name, undo)
-        taken.remove(name)
-    return tuple(taken)
+    return tuple(name for name in taken if name not in wanted)
 
 
 def _referred(root: Path) -> frozenset[str] | None:

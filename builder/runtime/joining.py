@@ -33,11 +33,17 @@ class Joiner:
         """The indices of requests that can be one batch, in order."""
         found: dict[tuple[object, ...], list[int]] = {}
         for index, request in enumerate(requests):
-            found.setdefault(tuple(self._fixed(spec, request[spec.name]) for spec in self._inputs), []).append(index)
+            if self._padded:
+                key = tuple(self._fixed(spec, request[spec.name]) for spec in self._inputs)
+            else:
+                key = tuple(request[spec.name].shape[1:] for spec in self._inputs)
+            found.setdefault(key, []).append(index)
         return list(found.values())
 
     def join(self, requests: Sequence[Request]) -> dict[str, Value]:
         """One request with the rows of all."""
+        if not self._padded:
+            return {spec.name: _stacked([r[spec.name] for r in requests]) for spec in self._inputs}
         sizes = [self._sizes(r) for r in requests]
         largest = {name: max(s[name] for s in sizes) for name in self._padded}
         return {spec.name: self._joined(spec, [r[spec.name] for r in requests], largest) for spec in self._inputs}
@@ -47,13 +53,12 @@ class Joiner:
         answers, start = [], 0
         for request in requests:
             rows = int(request[self._inputs[0].name].shape[0])
-            sizes = self._sizes(request)
-            answers.append(
-                {
-                    spec.name: outputs[spec.name][(slice(start, start + rows), *self._own(spec, sizes))]
-                    for spec in self._outputs
-                }
-            )
+            own = slice(start, start + rows)
+            if self._padded:
+                sizes = self._sizes(request)
+                answers.append({t.name: outputs[t.name][(own, *self._own(t, sizes))] for t in self._outputs})
+            else:
+                answers.append({t.name: outputs[t.name][own] for t in self._outputs})
             start += rows
         return answers
 
@@ -99,6 +104,14 @@ class Joiner:
 def padded_sizes(inputs: Sequence[TensorSpec], padding: Mapping[str, float]) -> frozenset[str]:
     """The names of the sizes that padding may enlarge: all but the batch, of inputs that are padded."""
     return frozenset(d.name for t in inputs if t.name in padding for d in t.dims[1:] if d.name and not d.is_static)
+
+
+def _stacked(values: Sequence[Any]) -> Value:
+    if isinstance(values[0], np.ndarray):
+        return np.concatenate(values)
+    import torch
+
+    return torch.cat(list(values))
 
 
 def _filled(like: Value, shape: Sequence[int], value: float) -> Any:

@@ -365,7 +365,10 @@ def test_what_export_keeps_computes_the_same(tmp_path: Path, name: str, compiler
             "lstm",
             "inductor",
             ["inductor", "torch", "inductor"],
-            marks=pytest.mark.skipif(not InductorCompiler().availability().can_build, reason="needs a C++ compiler"),
+            marks=[
+                pytest.mark.skipif(not InductorCompiler().availability().can_build, reason="needs a C++ compiler"),
+                pytest.mark.slow,
+            ],
         ),
     ],
 )

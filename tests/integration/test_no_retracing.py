@@ -59,7 +59,7 @@ class Counter:
         pytest.param(
             {"compiler": "inductor", "torch_executed_ops": ["aten::special_bessel_j0"]},
             ["inductor", "torch", "inductor"],
-            marks=needs_compiler,
+            marks=[needs_compiler, pytest.mark.slow],
         ),
     ],
 )

@@ -35,7 +35,7 @@ from builder.settings import Settings
 COMPILERS = {"inductor": InductorCompiler, "onnxruntime": OnnxRuntimeCompiler}
 
 # ONNX is slow to make, so it is tried less often; both find the same faults.
-EXAMPLES = {"inductor": 25, "onnxruntime": 8}
+EXAMPLES = {"inductor": 12, "onnxruntime": 6}
 
 
 @dataclasses.dataclass(frozen=True)

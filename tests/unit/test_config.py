@@ -18,6 +18,7 @@ from builder.repository.assemble import assemble, check_options
 from builder.repository.assembly import Assembly
 from builder.repository.config import config_dims, validate_config
 from builder.repository.ensemble import pool_bytes
+from builder.repository.lint import lint_config
 from builder.repository.plan import MemberPlan, RepositoryPlan
 from builder.repository.warmup import WarmupSample, WarmupTensor
 from builder.runtime.manifest import Manifest
@@ -49,6 +50,14 @@ def test_renders_the_golden_text(name: str, tmp_path: Path) -> None:
     """To write them again: python -m tests.unit.test_config"""
     plan = assemble(MODELS[name](tmp_path))
     assert written(plan) == (GOLDEN / f"{name}.pbtxt").read_bytes().decode()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_linter_finds_nothing(name: str, tmp_path: Path) -> None:
+    parts = MODELS[name](tmp_path)
+    plan = assemble(parts)
+    for config, directory in [(plan.config, plan.name), *((m.config, m.name) for m in plan.members)]:
+        assert [str(f) for f in lint_config(config, directory, release=parts.release)] == []
 
 
 def test_there_is_a_golden_text_for_every_model_and_no_other() -> None:
