@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import cache_builds, cache_store, hashing, own_share, partitioning, serving, startup, tensorrt_builds
+from benchmarks import (
+    cache_builds,
+    cache_store,
+    hashing,
+    own_share,
+    partitioning,
+    serving,
+    serving_gpu,
+    startup,
+    tensorrt_builds,
+)
 
 if __name__ == "__main__":
     known = {
         m.__name__.rpartition(".")[2]: m
-        for m in (startup, own_share, hashing, cache_store, cache_builds, partitioning, tensorrt_builds, serving)
+        for m in (
+            startup,
+            own_share,
+            hashing,
+            cache_store,
+            cache_builds,
+            partitioning,
+            tensorrt_builds,
+            serving,
+            serving_gpu,
+        )
     }
     for name in sys.argv[1:] or known:
         if name not in known:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from builder.errors import RepositoryError
 from builder.repository.config_merge import describe_edits, merge_configs
 from builder.repository.history import BASE_NAME, EDITED_NAME, LEFT_NAME, History
 from builder.repository.interface import parsed_config, signature_changes
 
-__all__ = ["CONFIG_MODES", "ConfigChoice", "ConfigMode", "choose_config"]
+__all__ = ["ConfigChoice", "ConfigMode", "choose_config"]
 
 ConfigMode = Literal["merge", "keep", "overwrite"]
-CONFIG_MODES: tuple[ConfigMode, ...] = get_args(ConfigMode)
 
 
 @dataclass(frozen=True, slots=True)

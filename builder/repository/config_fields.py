@@ -35,6 +35,10 @@ class Conflict:
     theirs: str
 
 
+class _Label(str):
+    """A value of an enumeration, by its name."""
+
+
 def changes(before: Any, after: Any) -> tuple[Change, ...]:
     """What differs between two messages of one type, in the order of the fields."""
     return tuple(_changes("", before, after))
@@ -124,13 +128,17 @@ def _value_changes(path: str, before: Any, after: Any) -> Iterator[Change]:
 
 
 def _get(message: Any, field: Any) -> Any:
-    """A dict, a list, or one value; None for a field that is not there and could be."""
+    """A dict, a list, or one value, an enumeration's by its name; None for a field that is not there and could be."""
     value = getattr(message, field.name)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         return dict(value.items())
     if hasattr(value, "extend"):
         return list(value)
-    return value if not field.has_presence or message.HasField(field.name) else None
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    if field.enum_type is not None and value in field.enum_type.values_by_number:
+        return _Label(field.enum_type.values_by_number[value].name)
+    return value
 
 
 def _set(message: Any, field: Any, value: Any) -> None:
@@ -146,6 +154,8 @@ def _set(message: Any, field: Any, value: Any) -> None:
     elif hasattr(value, "DESCRIPTOR"):
         target.CopyFrom(value)
         target.SetInParent()
+    elif isinstance(value, _Label):
+        setattr(message, field.name, field.enum_type.values_by_name[value].number)
     elif value is not None:
         setattr(message, field.name, value)
 
@@ -175,4 +185,4 @@ def _text(value: Any) -> str:
         from google.protobuf import text_format
 
         return f"{{{text_format.MessageToString(value, as_one_line=True, as_utf8=True)}}}"
-    return repr(value) if isinstance(value, str) else str(value)
+    return repr(value) if isinstance(value, str) and not isinstance(value, _Label) else str(value)

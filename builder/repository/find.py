@@ -7,7 +7,7 @@ from pathlib import Path
 from builder.errors import RepositoryError
 from builder.runtime.manifest import MANIFEST_NAME, Manifest
 
-__all__ = ["find_publications", "newest_version"]
+__all__ = ["find_models", "find_publications", "newest_version"]
 
 
 def find_publications(path: Path) -> list[tuple[Path, Manifest]]:
@@ -16,19 +16,27 @@ def find_publications(path: Path) -> list[tuple[Path, Manifest]]:
     Raises:
         RepositoryError: when there is none, or a manifest cannot be read.
     """
-    if not path.exists():
-        raise RepositoryError("there is no such directory", where=str(path), fix="name a repository, model or version")
     if (path / MANIFEST_NAME).is_file():
         return [(path, Manifest.read(path))]
+    return [(v, Manifest.read(v)) for v in map(newest_version, find_models(path))]
+
+
+def find_models(path: Path) -> list[Path]:
+    """The model directories at a path: itself, or those below it, with a version that this tool wrote.
+
+    Raises:
+        RepositoryError: when there is none.
+    """
+    if not path.exists():
+        raise RepositoryError("there is no such directory", where=str(path), fix="name a repository, model or version")
     if _versions(path):
-        newest = newest_version(path)
-        return [(newest, Manifest.read(newest))]
+        return [path]
     models = sorted(p for p in path.iterdir() if p.is_dir() and _versions(p)) if path.is_dir() else []
     if not models:
         raise RepositoryError(
             "there is no model built by triton-repo here", where=str(path), fix="build one: triton-repo build MODEL"
         )
-    return [(v, Manifest.read(v)) for v in map(newest_version, models)]
+    return models
 
 
 def newest_version(model: Path) -> Path:

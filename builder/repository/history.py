@@ -158,6 +158,8 @@ def read_history(files: ModelFiles, name: str) -> History:
     Raises:
         RepositoryError: when the newest manifest cannot be read, or a config.pbtxt is no text.
     """
+    # First of all: what wrote it was there before it, and so is found afterwards.
+    config = _text(files, CONFIG_NAME)
     names = files.names()
     taken = version_numbers(names)
     versions: dict[int, Version] = {}
@@ -175,7 +177,7 @@ def read_history(files: ModelFiles, name: str) -> History:
         files.where,
         taken,
         dict(sorted(versions.items())),
-        _text(files, CONFIG_NAME) if CONFIG_NAME in names else None,
+        config,
         not names,
     )
 

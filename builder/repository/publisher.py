@@ -11,17 +11,18 @@ from pathlib import Path
 from builder.files import sync_path
 from builder.repository.beside import add_beside
 from builder.repository.config_choice import ConfigChoice, ConfigMode
-from builder.repository.content import Source, digest_of, link_or_store, size_of, store, sync_tree
+from builder.repository.content import Source, link_or_store, size_of, store, sync_tree
 from builder.repository.decision import decide
-from builder.repository.history import RECORD_NAMES, History, LocalModel, Version, identity, read_history
-from builder.repository.members import ensure_member, member_sources
+from builder.repository.digests import plan_digests, same_content, version_sources
+from builder.repository.history import RECORD_NAMES, History, LocalModel, Version, read_history
+from builder.repository.members import ensure_member
 from builder.repository.plan import CONFIG_NAME, Publication, RepositoryPlan
 from builder.repository.prune import take_out_versions
 from builder.repository.staging import make_directory
 from builder.repository.undo import move, put_file
 from builder.runtime.manifest import MANIFEST_NAME, FileDigest, Manifest
 
-__all__ = ["Publisher", "plan_digests", "same_content", "version_sources"]
+__all__ = ["Publisher"]
 
 
 class _Overtaken(Exception):
@@ -202,35 +203,6 @@ class Publisher:
 def _move(source: Path, target: Path, undo: ExitStack) -> None:
     if not move(source, target, undo):
         raise _Overtaken
-
-
-def version_sources(plan: RepositoryPlan) -> Mapping[str, Source]:
-    """Every file of the version by its path in the version directory, but the manifest.
-
-    The copy of the configuration records what was rendered, to tell an edited config.pbtxt later.
-    """
-    texts = {path: text.encode() for path, text in plan.texts.items()}
-    return {CONFIG_NAME: plan.config.encode(), **texts, **plan.artifacts}
-
-
-def plan_digests(plan: RepositoryPlan, files: Mapping[str, FileDigest] | None = None) -> Manifest:
-    """The manifest with the digests of all files and members.
-
-    Args:
-        plan: the model.
-        files: the digests of the version's files, where they are known.
-    """
-    if files is None:
-        files = {path: digest_of(source) for path, source in version_sources(plan).items()}
-    members = {m.name: {p: digest_of(s) for p, s in sorted(member_sources(m).items())} for m in plan.members}
-    return dataclasses.replace(
-        plan.manifest, files=dict(sorted(files.items())), members={**plan.manifest.members, **members}
-    )
-
-
-def same_content(one: Manifest, other: Manifest) -> bool:
-    """Whether two versions are the same but for how and when they were built."""
-    return identity(one) == identity(other)
 
 
 def _may_be(plan: RepositoryPlan, published: Manifest) -> bool:

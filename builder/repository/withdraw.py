@@ -37,7 +37,7 @@ def withdraw(root: Path, publication: Publication) -> None:
     with os_errors(root):
         history = read_history(LocalModel(root / publication.name), publication.name)
     version = history.versions.get(publication.version)
-    if version is None or version.manifest != publication.manifest:
+    if version is None or version.manifest.to_json() != publication.manifest.to_json():
         raise RepositoryError(
             f"version {publication.version} of {publication.name!r} is no longer in the repository",
             where=history.where,

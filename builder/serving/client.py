@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import ipaddress
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from builder.errors import ServingError
 from builder.types import INT32_MAX
 
-__all__ = ["PROTOCOLS", "Array", "Client", "infer"]
+__all__ = ["PROTOCOLS", "Array", "Client", "ModelState", "infer"]
 
 PROTOCOLS = ("http", "grpc")
 Array = np.ndarray[Any, Any]
@@ -26,6 +27,16 @@ def infer(protocol: str, url: str, model: str, tensors: Mapping[str, Array], ver
     """One request over a connection of its own; see `Client.infer`."""
     with Client(protocol, url) as client:
         return client.infer(model, tensors, version)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """A version of a model in a server: "READY", "UNAVAILABLE", ... and why."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
 
 
 class Client:
@@ -116,10 +127,42 @@ class Client:
         Raises:
             ServingError: when the server cannot be reached.
         """
+        return tuple(sorted({state.name for state in self.model_states()}))
+
+    def load_model(self, model: str) -> None:
+        """Have the server load the model as its repository has it now; returns when that is done.
+
+        Raises:
+            ServingError: with the server's message, when it refuses, fails or cannot be reached.
+        """
+        with self._reported(f"the server did not load model {model}"):
+            self._client.load_model(model, **self._per_call())
+        self._forget(model)
+
+    def unload_model(self, model: str, *, members: bool = False) -> None:
+        """Have the server let go of the model; it may still finish what it is doing.
+
+        Args:
+            model: its name in the repository.
+            members: also those models that it calls.
+        Raises:
+            ServingError: with the server's message, when it refuses or cannot be reached.
+        """
+        with self._reported(f"the server did not unload model {model}"):
+            self._client.unload_model(model, unload_dependents=members, **self._per_call())
+        self._forget(model)
+
+    def model_states(self) -> tuple[ModelState, ...]:
+        """Every version that the server knows, sorted; a model that it never loaded has the version "".
+
+        Raises:
+            ServingError: when the server cannot be reached.
+        """
         with self._reported("the server cannot be asked for its models"):
             index = self._client.get_model_repository_index(**self._per_call(), **self._as_json())
         models = index if isinstance(index, list) else index.get("models", [])
-        return tuple(sorted({m["name"] for m in models}))
+        found = (ModelState(m["name"], *(m.get(k, "") for k in ("version", "state", "reason"))) for m in models)
+        return tuple(sorted(found, key=lambda state: (state.name, state.version)))
 
     def _connect(self) -> Any:
         if self.protocol == "http":
@@ -137,6 +180,10 @@ class Client:
 
     def _as_json(self) -> dict[str, Any]:
         return {"as_json": True} if self.protocol == "grpc" else {}
+
+    def _forget(self, model: str) -> None:
+        """What is loaded next may have other types."""
+        self._input_types = {key: types for key, types in self._input_types.items() if key[0] != model}
 
     def _types_of_inputs(self, model: str, version: str) -> dict[str, str]:
         key = (model, version)
