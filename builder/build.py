@@ -31,12 +31,11 @@ from builder.partition.partitioner import partition
 from builder.partition.plan import PartitionPlan, Segment
 from builder.placement import Placement, Placer
 from builder.progress import Progress, Silent
+from builder.publishing import PublishOptions, check_target, publish_plan
 from builder.repository.assemble import assemble, check_options
 from builder.repository.assembly import Assembly, SegmentFiles
 from builder.repository.ensemble import pool_bytes
 from builder.repository.plan import Publication, RepositoryPlan
-from builder.repository.publish import publish
-from builder.repository.staging import check_writable
 from builder.repository.warmup import WarmupSample, WarmupTensor
 from builder.runtime.manifest import Manifest
 from builder.runtime.model import RuntimeModel
@@ -128,26 +127,29 @@ def _session(compiler: Compiler, context: BuildContext) -> CompilerSession:
 def build(
     spec: BuildSpec,
     *,
-    root: Path,
+    root: Path | str,
     cache: CacheOptions | None = None,
     progress: Progress | None = None,
     command: str = "",
+    publishing: PublishOptions | None = None,
 ) -> BuildResult:
     """Build a model and publish it into a repository.
 
     Args:
         spec: what to build.
-        root: the model repository; made if it is not there.
+        root: the model repository, made if it is not there; or a URL of an object store that Triton reads.
         cache: where engines are kept; None takes what the environment says.
         progress: told about every stage.
         command: the command line, for the manifest.
+        publishing: how the version gets to those who use it.
     Raises:
         BuilderError: one class per stage; then nothing was published.
     """
     progress = progress or Silent()
     clock = _Clock(progress)
     compiler = choose_compiler(spec.settings.compiler)
-    check_writable(root)
+    publishing = publishing or PublishOptions()
+    check_target(root, publishing)
     with work_directory() as work:
         options = cache or CacheOptions.resolve()
         session = _session(compiler, BuildContext(work, spec.settings, options.directory / _STATE, clock))
@@ -188,9 +190,8 @@ def build(
         report = _verify(exported, plan, compiler, spec, work, clock)
         engines.close()
         clock.stage("publish")
-        publication = publish(
-            dataclasses.replace(plan, manifest=dataclasses.replace(plan.manifest, verification=report.as_json())), root
-        )
+        plan = dataclasses.replace(plan, manifest=dataclasses.replace(plan.manifest, verification=report.as_json()))
+        publication = publish_plan(plan, root, publishing, spec, clock)
         for warning in (*placement.warnings, publication.note):
             if warning:
                 progress.warn(warning)

@@ -26,6 +26,7 @@ from builder.cli_common import (
     Graph,
     Inputs,
     Json,
+    Keep,
     LayoutName,
     MinBlock,
     Model,
@@ -34,13 +35,17 @@ from builder.cli_common import (
     PrecisionName,
     Profiles,
     ReleaseName,
+    Reload,
     Remote,
     RemoteReadonly,
+    Replace,
     Root,
     Rtol,
+    Target,
     reported,
 )
 from builder.cli_lint import lint
+from builder.cli_repository import ConfigOption, prune, rollback, verify
 
 app = typer.Typer(
     name="triton-repo",
@@ -93,7 +98,11 @@ def build(
     name: Name = None,
     output_name: OutputNames = None,
     bound: Bounds = None,
-    repo: Root = _DEFAULT_ROOT,
+    repo: Target = str(_DEFAULT_ROOT),
+    replace: Replace = False,
+    keep: Keep = None,
+    config: ConfigOption = "merge",
+    reload: Reload = None,
     layout: LayoutName = None,
     triton: ReleaseName = None,
     fallback: FallbackName = None,
@@ -141,10 +150,16 @@ def build(
         options = CacheOptions.resolve(cache, limit=cache_size, remote=remote, readonly=remote_readonly or None)
         reporter.stage("import torch")
         from builder.build import build as run
+        from builder.publishing import PublishOptions
         from builder.report import build_json
 
         result = run(
-            spec, root=repo, cache=options, progress=reporter, command=shlex.join(["triton-repo", *sys.argv[1:]])
+            spec,
+            root=repo,
+            cache=options,
+            progress=reporter,
+            command=shlex.join(["triton-repo", *sys.argv[1:]]),
+            publishing=PublishOptions(replace, keep, config, reload),
         )
     if as_json:
         print_json(build_json(result))
@@ -318,6 +333,9 @@ def doctor(triton: ReleaseName = None, as_json: Json = False, debug: Debug = Fal
         show_checks(checks)
 
 
+app.command("rollback", short_help="Publish an older version again.")(rollback)
+app.command("prune", short_help="Remove older versions.")(prune)
+app.command("verify", short_help="Check files against their digests.")(verify)
 app.command("lint", short_help="Check a repository by the server's rules.")(lint)
 
 

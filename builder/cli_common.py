@@ -30,6 +30,7 @@ __all__ = [
     "Graph",
     "Inputs",
     "Json",
+    "Keep",
     "LayoutName",
     "MinBlock",
     "Model",
@@ -38,10 +39,13 @@ __all__ = [
     "PrecisionName",
     "Profiles",
     "ReleaseName",
+    "Reload",
     "Remote",
     "RemoteReadonly",
+    "Replace",
     "Root",
     "Rtol",
+    "Target",
     "reported",
 ]
 
@@ -67,6 +71,21 @@ Inputs = Annotated[
 ]
 OutputNames = Annotated[list[str] | None, typer.Option("--output-name", help="A name for an output, in order.")]
 Name = Annotated[str | None, typer.Option(help="The model's name in the repository.")]
+Target = Annotated[
+    str, typer.Option("--repo", help="The model repository; s3://, gs:// and as:// for one in an object store.")
+]
+Replace = Annotated[
+    bool, typer.Option("--replace", help="Let the new version have other inputs or outputs than the one before it.")
+]
+Keep = Annotated[int | None, typer.Option("--keep", help="Remove all but the newest so many versions.", min=1)]
+Reload = Annotated[
+    str | None,
+    typer.Option(
+        "--reload",
+        metavar="URL",
+        help="A server in explicit mode (HOST:PORT) that loads the new version and is called; back if that fails.",
+    ),
+]
 Root = Annotated[Path, typer.Option("--repo", help="The model repository.")]
 CacheDir = Annotated[
     Path | None, typer.Option("--cache", help="The engine cache; else TRITON_REPO_CACHE, else the platform's.")

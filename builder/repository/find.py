@@ -31,7 +31,7 @@ def find_models(path: Path) -> list[Path]:
         raise RepositoryError("there is no such directory", where=str(path), fix="name a repository, model or version")
     if _versions(path):
         return [path]
-    models = sorted(p for p in path.iterdir() if p.is_dir() and _versions(p)) if path.is_dir() else []
+    models = sorted(p for p in path.iterdir() if _versions(p) and not _is_member(p)) if path.is_dir() else []
     if not models:
         raise RepositoryError(
             "there is no model built by triton-repo here", where=str(path), fix="build one: triton-repo build MODEL"
@@ -59,3 +59,11 @@ def _versions(model: Path) -> list[Path]:
     if not model.is_dir():
         return []
     return [p for p in model.iterdir() if p.name.isdigit() and (p / MANIFEST_NAME).is_file()]
+
+
+def _is_member(model: Path) -> bool:
+    """Whether it is a part of an ensemble, whose own manifest says what there is to say of it."""
+    try:
+        return Manifest.read(newest_version(model)).layout == "member"
+    except RepositoryError:
+        return False

@@ -108,7 +108,7 @@ def padded_sizes(inputs: Sequence[TensorSpec], padding: Mapping[str, float]) -> 
 
 def _stacked(values: Sequence[Any]) -> Value:
     if isinstance(values[0], np.ndarray):
-        return np.concatenate(values)
+        return cast(Value, np.concatenate(values))
     import torch
 
     return torch.cat(list(values))
