@@ -31,7 +31,7 @@ from builder.partition.partitioner import partition
 from builder.partition.plan import PartitionPlan, Segment
 from builder.placement import Placement, Placer
 from builder.progress import Progress, Silent
-from builder.publishing import PublishOptions, check_target, publish_plan
+from builder.publishing import PublishOptions, check_draft, check_target, publish_plan
 from builder.repository.assemble import assemble, check_options
 from builder.repository.assembly import Assembly, SegmentFiles
 from builder.repository.ensemble import pool_bytes
@@ -180,8 +180,10 @@ def build(
         def place(split: PartitionPlan) -> Placement:
             placement = placer.place(split)
             # What the user set is refused before the long part.
-            for warning in check_options(parts(placement, split, [])):
+            draft, warnings = check_options(parts(placement, split, []))
+            for warning in warnings:
                 progress.warn(warning)
+            check_draft(spec.name, draft, root, publishing)
             return placement
 
         split, placement, compiled = _partition_and_compile(exported, spec, session, place, segments, clock)

@@ -11,14 +11,14 @@ from builder.remote_url import is_remote
 from builder.repository.config_choice import ConfigMode
 from builder.repository.plan import Publication, RepositoryPlan
 from builder.repository.prune import prune
-from builder.repository.publish import publish
+from builder.repository.publish import check_interface, publish
 from builder.repository.remote_target import publish_remote
 from builder.repository.staging import check_writable
 from builder.serving.reload import publish_live
 from builder.spec import BuildSpec
 from builder.verify.smoke import smoke
 
-__all__ = ["PublishOptions", "check_target", "publish_plan"]
+__all__ = ["PublishOptions", "check_draft", "check_target", "publish_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,19 @@ def check_target(root: Path | str, options: PublishOptions) -> None:
             )
         return
     check_writable(Path(root))
+
+
+def check_draft(name: str, draft: str, root: Path | str, options: PublishOptions) -> None:
+    """Check that what is to be built could be published, before it is compiled. A remote repository is asked at the end.
+
+    Args:
+        name: of the model.
+        draft: its config.pbtxt, as far as it is known.
+    Raises:
+        RepositoryError: as `publish`.
+    """
+    if not is_remote(str(root)):
+        check_interface(Path(root), name, draft, replace=options.replace)
 
 
 def publish_plan(

@@ -17,7 +17,7 @@ from builder.repository.assembly import (
 from builder.repository.backends import NATIVE
 from builder.repository.config import render_config, validate_config
 from builder.repository.ensemble import assemble_ensemble
-from builder.repository.native import assemble_plan
+from builder.repository.native import assemble_plan, seen_by_clients
 from builder.repository.plan import RepositoryPlan
 
 __all__ = ["assemble", "check_options"]
@@ -37,10 +37,10 @@ def assemble(parts: Assembly) -> RepositoryPlan:
     return plan
 
 
-def check_options(parts: Assembly) -> list[str]:
+def check_options(parts: Assembly) -> tuple[str, list[str]]:
     """Check what the user set, before anything is compiled.
 
-    Returns: what the server takes, but does not do what it says.
+    Returns: the config.pbtxt that it comes to, without warm-up; and what of it the server takes, but does not do.
 
     Raises:
         RepositoryError, SpecError: as `assemble`.
@@ -48,10 +48,12 @@ def check_options(parts: Assembly) -> list[str]:
     if parts.layout.layout == "plan":
         native = NATIVE[parts.layout.runners[0]]
         config = model_config(parts, backend=native.backend, platform=native.platform, native=native)
+        config = seen_by_clients(config, native)
     else:
         # The members of an ensemble get what is set for models that have instances.
         config = model_config(parts, backend="python", parameters=PYTHON_PARAMETERS)
-    return validate_config(render_config(dataclasses.replace(config, warmup=())), parts.manifest.name, parts.release)
+    text = render_config(dataclasses.replace(config, warmup=()))
+    return text, validate_config(text, parts.manifest.name, parts.release)
 
 
 def _assemble_python(parts: Assembly) -> RepositoryPlan:

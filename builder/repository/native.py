@@ -10,13 +10,13 @@ from pathlib import Path
 from builder.errors import RepositoryError
 from builder.repository.assembly import Assembly, beside, described, model_config
 from builder.repository.backends import NATIVE, NativeBackend
-from builder.repository.config import render_config
+from builder.repository.config import ModelConfig, render_config
 from builder.repository.fields import add_graphs
 from builder.repository.onnx_tensors import write_with_edge
 from builder.repository.plan import RepositoryPlan
 from builder.runtime.manifest import SegmentSpec
 
-__all__ = ["PlacedEngine", "assemble_plan", "native_files"]
+__all__ = ["PlacedEngine", "assemble_plan", "native_files", "seen_by_clients"]
 
 
 def assemble_plan(parts: Assembly) -> RepositoryPlan:
@@ -42,17 +42,7 @@ def assemble_plan(parts: Assembly) -> RepositoryPlan:
     config = model_config(parts, backend=native.backend, platform=native.platform, native=native)
     if native.backend == "tensorrt" and parts.manifest.settings.get("tensorrt", {}).get("cuda_graphs"):
         add_graphs(config.fields, parts.manifest.profiles or (segment.inputs,), names[0], parts.batching.max_batch_size)
-    config = dataclasses.replace(
-        config,
-        inputs=tuple(dataclasses.replace(t, name=inputs[t.name]) for t in config.inputs),
-        outputs=tuple(dataclasses.replace(t, name=outputs[t.name]) for t in config.outputs),
-        warmup=tuple(
-            dataclasses.replace(
-                s, tensors=tuple((inputs[name], kind, dims, file) for name, kind, dims, file in s.tensors)
-            )
-            for s in config.warmup
-        ),
-    )
+    config = seen_by_clients(config, native)
     spec = dataclasses.replace(segment, artifact=placed.artifact, tensor_names=placed.names)
     manifest = described(parts, (spec,))
     if native.positional:
@@ -73,6 +63,23 @@ class PlacedEngine:
     files: Mapping[str, Path]
     taken: tuple[str, ...]
     names: tuple[tuple[str, ...], tuple[str, ...]] | None
+
+
+def seen_by_clients(config: ModelConfig, native: NativeBackend) -> ModelConfig:
+    """The configuration with the names under which a backend has the tensors."""
+    inputs = {t.name: native.input_name(i, t.name) for i, t in enumerate(config.inputs)}
+    outputs = {t.name: native.output_name(i, t.name) for i, t in enumerate(config.outputs)}
+    return dataclasses.replace(
+        config,
+        inputs=tuple(dataclasses.replace(t, name=inputs[t.name]) for t in config.inputs),
+        outputs=tuple(dataclasses.replace(t, name=outputs[t.name]) for t in config.outputs),
+        warmup=tuple(
+            dataclasses.replace(
+                s, tensors=tuple((inputs[name], kind, dims, file) for name, kind, dims, file in s.tensors)
+            )
+            for s in config.warmup
+        ),
+    )
 
 
 def native_files(

@@ -12,11 +12,13 @@ from pathlib import Path
 from builder.errors import RepositoryError
 from builder.repository.config import validate_config
 from builder.repository.config_choice import ConfigMode
+from builder.repository.decision import decide
+from builder.repository.history import LocalModel, read_history
 from builder.repository.plan import Publication, RepositoryPlan
 from builder.repository.publisher import Publisher
 from builder.repository.staging import check_writable, os_errors, resolved_root, staging_directory
 
-__all__ = ["check_plan", "check_writable", "publish", "publish_staged"]
+__all__ = ["check_interface", "check_plan", "check_writable", "publish", "publish_staged"]
 
 _ATTEMPTS = 100
 
@@ -46,6 +48,21 @@ def publish(
     """
     check_plan(plan)
     return publish_staged(plan, root, replace=replace, keep=keep, config=config)
+
+
+def check_interface(root: Path, name: str, draft: str, *, replace: bool = False) -> None:
+    """Check that a model with this configuration can be published, before it is compiled.
+
+    Args:
+        root: the model repository, which need not exist yet.
+        name: of the model.
+        draft: its config.pbtxt, as far as it is known.
+        replace: as for `publish`.
+    Raises:
+        RepositoryError: when the directory holds another's model, or inputs or outputs changed.
+    """
+    root = resolved_root(root)
+    decide(read_history(LocalModel(root / name), name), draft, replace=replace, mode="overwrite")
 
 
 def check_plan(plan: RepositoryPlan) -> None:

@@ -200,7 +200,7 @@ def test_what_the_server_would_refuse_is_refused_before_anything_is_compiled(
     ],
 )
 def test_what_the_server_would_ignore_is_said(options: dict[str, object], said: str, tmp_path: Path) -> None:
-    (warning,) = check_options(simple(tmp_path, **options))
+    _, (warning,) = check_options(simple(tmp_path, **options))
     assert said in warning
 
 
