@@ -175,6 +175,7 @@ def build(
                 work=work,
                 warmup=_warmup(exported, spec),
                 labels=spec.labels(),
+                preprocessing=placement.preprocessing,
             )
 
         def place(split: PartitionPlan) -> Placement:

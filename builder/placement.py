@@ -10,6 +10,7 @@ from builder.compilers.registry import available_compilers
 from builder.errors import SpecError
 from builder.export import ExportedModel
 from builder.partition.plan import PartitionPlan, Segment
+from builder.preprocess import Preprocessing, prepare
 from builder.releases import Release, mismatches, release
 from builder.repository.backends import NATIVE, can_batch
 from builder.repository.batching import Batching, batch_symbol, choose_batching
@@ -39,6 +40,7 @@ class Placement:
     segments: tuple[Segment, ...]
     warnings: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    preprocessing: Preprocessing | None = None
 
 
 class Placer:
@@ -86,7 +88,13 @@ class Placer:
             plan.outputs,
             plan.profiles,
             self._uncompilable(),
+            preprocessed=self._spec.preprocess is not None,
         )
+        preprocessing = self._prepared(plan)
+        if preprocessing is not None and batching.batched:
+            for name, _, dims in preprocessing.spec.inputs:
+                if dims[:1] != (-1,):
+                    batching = Batching(0, f"the input {name!r} of [preprocess] does not begin with the batch")
         if layout.layout == "plan" and batching.batched and not can_batch(NATIVE[layout.runners[0]], self.release):
             named = self.release.name if self.release else "any release"
             batching = Batching(0, f"the {NATIVE[layout.runners[0]].label} backend of Triton {named} mixes up batches")
@@ -97,7 +105,13 @@ class Placer:
             self._named(plan, layout),
             tuple(self._mismatches(layout)),
             tuple(self._needs(layout)),
+            preprocessing,
         )
+
+    def _prepared(self, plan: PartitionPlan) -> Preprocessing | None:
+        if self._spec.preprocess is None:
+            return None
+        return prepare(self._spec.preprocess, self._spec.base, plan.inputs)
 
     def _batching(self, plan: PartitionPlan) -> Batching:
         wanted = self._spec.triton.fields.get("max_batch_size")

@@ -14,7 +14,7 @@ from builder.errors import SpecError, did_you_mean
 from builder.inputs import Constant, Input, parse_input
 from builder.profiles import Profile, parse_profile
 from builder.settings import Settings
-from builder.triton_options import RepositoryOptions, TritonOptions
+from builder.triton_options import PreprocessOptions, RepositoryOptions, TritonOptions
 from builder.types import Range
 
 if sys.version_info >= (3, 11):
@@ -54,6 +54,7 @@ class _File(BaseModel):
     settings: Settings = Settings()
     repository: RepositoryOptions = RepositoryOptions()
     triton: TritonOptions = TritonOptions()
+    preprocess: PreprocessOptions | None = None
 
 
 class BuildSpec(BaseModel):
@@ -68,7 +69,7 @@ class BuildSpec(BaseModel):
         profiles: optimization profiles, in order; without any there is one, of the declared ranges.
         outputs: names for the outputs, in order.
         bounds: ranges of the outputs' sizes that depend on the data, by output and axis ("boxes[0]").
-        settings, repository, triton: as the tables of the same name in a spec file.
+        settings, repository, triton, preprocess: as the tables of the same name in a spec file.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -84,6 +85,7 @@ class BuildSpec(BaseModel):
     settings: Settings = Settings()
     repository: RepositoryOptions = RepositoryOptions()
     triton: TritonOptions = TritonOptions()
+    preprocess: PreprocessOptions | None = None
 
     def labels(self) -> dict[str, Path]:
         """The file of labels of each output that has one.
@@ -141,6 +143,7 @@ def find_spec(
             "settings": file.settings,
             "repository": file.repository,
             "triton": file.triton,
+            "preprocess": file.preprocess,
         }
     else:
         _plausible(model)

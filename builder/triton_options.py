@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 from builder.errors import SpecError
 from builder.model_config import config_from_fields
 
-__all__ = ["Fill", "Layout", "RepositoryOptions", "TritonOptions"]
+__all__ = ["Fill", "Layout", "PreprocessOptions", "RepositoryOptions", "TritonOptions"]
 
 Layout: TypeAlias = Literal["auto", "plan", "ensemble", "python"]
 Fill: TypeAlias = bool | int | float
@@ -97,3 +97,22 @@ class RepositoryOptions(BaseModel):
     layout: Layout = "auto"
     triton: str | None = None
     fallback: Literal["auto", "torch_aoti", "python"] = "auto"
+
+
+class PreprocessOptions(BaseModel):
+    """A function that makes inputs of the model out of what clients send.
+
+    Args:
+        source: "file.py:function", relative to the spec. It takes arrays by keyword and returns a dict of arrays.
+        inputs: what clients send, as DTYPE[DIM, ...]: `text = "bytes[B]"`. A dimension is a number, the name of one of the
+            model's, or `*` for any size.
+        files: that the function reads from beside it; relative to the spec.
+        examples: requests, for the checks of the build, for the warm-up and for `smoke`; at least one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str
+    inputs: dict[str, str] = Field(min_length=1)
+    files: tuple[str, ...] = ()
+    examples: tuple[dict[str, Any], ...] = Field(min_length=1)

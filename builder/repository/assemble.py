@@ -66,7 +66,7 @@ def _assemble_python(parts: Assembly) -> RepositoryPlan:
     return RepositoryPlan(
         manifest=described(parts, segments),
         config=render_config(config),
-        artifacts=artifacts,
+        artifacts={**artifacts, **(parts.preprocessing.files if parts.preprocessing else {})},
         texts={MODEL_FILE: model_file(parts)},
         beside=beside(parts),
     )

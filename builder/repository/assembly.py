@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from builder.errors import SpecError, did_you_mean
+from builder.preprocess import Preprocessing
 from builder.releases import Release
 from builder.repository import templates
 from builder.repository.backends import NativeBackend
 from builder.repository.batching import Batching
 from builder.repository.config import ConfigSample, ModelConfig, declared
+from builder.repository.examples import example_samples, seen_inputs
 from builder.repository.fields import model_fields
 from builder.repository.layout import LayoutChoice
 from builder.repository.sequences import control_inputs, describe_states, hand_over_states, states
@@ -60,6 +62,7 @@ class Assembly:
         release: that will serve it; None for any.
         warmup: samples of the whole model.
         labels: the file of labels of each output that has one.
+        preprocessing: what a request goes through first, where it does.
         tool_version: for the head of written files.
         work: an existing directory for what is written on the way.
     """
@@ -74,6 +77,7 @@ class Assembly:
     work: Path
     warmup: tuple[WarmupSample, ...] = ()
     labels: Mapping[str, Path] = field(default_factory=dict)
+    preprocessing: Preprocessing | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -113,6 +117,8 @@ def model_config(
         for t in manifest.inputs
         if t.name not in hidden
     ]
+    if parts.preprocessing is not None:
+        inputs = list(seen_inputs(parts.preprocessing, batched=batched))
     outputs = [
         dataclasses.replace(
             declared(o.tensor, batched=batched),
@@ -131,7 +137,7 @@ def model_config(
         outputs=tuple(outputs),
         fields=fields,
         # The server's warm-up knows no sequences.
-        warmup=() if options.fields.get("sequence_batching") else tuple(map(_sample, _warmup(parts))),
+        warmup=() if options.fields.get("sequence_batching") else tuple(_samples(parts)),
     )
 
 
@@ -149,6 +155,13 @@ def _fields(
     )
 
 
+def _samples(parts: Assembly) -> Iterator[ConfigSample]:
+    if parts.preprocessing is None:
+        yield from map(_sample, _warmup(parts))
+    elif parts.options.model_warmup:
+        yield from (sample for sample, _ in example_samples(parts.preprocessing, parts.batching.max_batch_size))
+
+
 def _sample(sample: WarmupSample) -> ConfigSample:
     tensors = tuple(
         (name, DTYPES[tensor.dtype].triton, tensor.shape or (1,), sample.file_name(name))
@@ -159,7 +172,7 @@ def _sample(sample: WarmupSample) -> ConfigSample:
 
 def _warmup(parts: Assembly) -> list[WarmupSample]:
     """The samples to write; none when the user turned the warm-up off, none of an empty tensor, which no server takes."""
-    if not parts.options.model_warmup or parts.options.fields.get("sequence_batching"):
+    if not parts.options.model_warmup or parts.options.fields.get("sequence_batching") or parts.preprocessing:
         return []
     whole = [s for s in parts.warmup if all(t.data for t in s.tensors.values())]
     return [s.as_batch(parts.batching.max_batch_size) for s in whole] if parts.batching.batched else whole
@@ -171,6 +184,9 @@ def beside(parts: Assembly) -> dict[str, Path | bytes]:
     for sample in _warmup(parts):
         for name, tensor in sample.tensors.items():
             found[f"{WARMUP_DIRECTORY}/{sample.file_name(name)}"] = tensor.data
+    if parts.preprocessing is not None and parts.options.model_warmup:
+        for _, files in example_samples(parts.preprocessing, parts.batching.max_batch_size):
+            found.update((f"{WARMUP_DIRECTORY}/{name}", data) for name, data in files.items())
     return found
 
 
@@ -217,6 +233,7 @@ def described(parts: Assembly, segments: tuple[SegmentSpec, ...]) -> Manifest:
         layout=parts.layout.layout,
         release=parts.release.name if parts.release else "",
         max_batch_size=parts.batching.max_batch_size,
+        preprocess=parts.preprocessing.spec if parts.preprocessing else None,
         sequences="sequence_batching" in parts.options.fields,
     )
 

@@ -42,7 +42,7 @@ RECORD_NAMES = frozenset({LEFT_NAME, BASE_NAME, EDITED_NAME})
 
 # What makes two versions the same; the rest of a manifest says how and when one was built.
 _IDENTITY = (
-    "name", "inputs", "outputs", "profiles", "segments", "target", "files", "layout", "members", "max_batch_size", "states", "optional",
+    "name", "inputs", "outputs", "profiles", "segments", "target", "files", "layout", "members", "max_batch_size", "states", "sequences", "preprocess", "optional",
     "padding", "wire_names",
 )  # fmt: skip
 

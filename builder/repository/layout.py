@@ -50,6 +50,8 @@ def choose_layout(
     outputs: Sequence[OutputSpec],
     profiles: Sequence[Sequence[TensorSpec]],
     fallbacks_compile: str,
+    *,
+    preprocessed: bool = False,
 ) -> LayoutChoice:
     """Pick a layout, or check the one that is asked for.
 
@@ -59,6 +61,7 @@ def choose_layout(
         steps: the segments, in order.
         inputs, outputs, profiles: of the model.
         fallbacks_compile: "" where fallback segments can be compiled for the PyTorch backend, else why not.
+        preprocessed: whether a function of the user's comes first.
     Raises:
         RepositoryError: when the layout that is asked for cannot be, with the reason.
     """
@@ -67,7 +70,9 @@ def choose_layout(
     if options.layout == "auto" and release is None:
         return LayoutChoice("python", "it runs on any release; --triton names one whose own backends may be used")
     serving = release or _any_release()
-    common = _refused_by_options(triton) or _only_python_checks(inputs) or _renamed(steps, inputs, outputs)
+    common = (
+        _refused_by_options(triton, preprocessed) or _only_python_checks(inputs) or _renamed(steps, inputs, outputs)
+    )
     plan = common or _refused_as_plan(steps, inputs, outputs, profiles, serving, options.layout == "plan")
     if options.layout == "plan":
         if plan:
@@ -105,7 +110,9 @@ def _impossible(layout: str, reason: str) -> RepositoryError:
     )
 
 
-def _refused_by_options(triton: TritonOptions) -> str:
+def _refused_by_options(triton: TritonOptions, preprocessed: bool) -> str:
+    if preprocessed:
+        return "[preprocess] is what our Python model does, no other backend"
     for name in ("optional", "ragged"):
         if getattr(triton, name):
             return f"[triton].{name} is what our Python model does, no other backend"

@@ -15,7 +15,7 @@ from typing import Any
 from builder.errors import RepositoryError
 from builder.types import Derived, OutputSpec, Range, TensorSpec
 
-__all__ = ["MANIFEST_NAME", "SCHEMA", "FileDigest", "Manifest", "SegmentSpec"]
+__all__ = ["MANIFEST_NAME", "SCHEMA", "FileDigest", "Manifest", "PreprocessSpec", "SegmentSpec"]
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA = 1
@@ -67,6 +67,22 @@ class FileDigest:
 
 
 @dataclass(frozen=True, slots=True)
+class PreprocessSpec:
+    """A function that makes inputs of the model out of what clients send.
+
+    Args:
+        file, function: where it is, relative to the version directory.
+        inputs: what clients send: name, dtype ("bytes" for BYTES) and dims, -1 for a size that varies.
+        gives: the inputs of the model that it makes.
+    """
+
+    file: str
+    function: str
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+    gives: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """Everything that one publication says of itself.
 
@@ -95,6 +111,7 @@ class Manifest:
         states: of a model of sequences that our runtime keeps: the output that the next request gets as an input, by
             that input. Neither is a client's.
         sequences: whether the server takes requests as parts of sequences.
+        preprocess: what a request goes through first; None where clients send the model's inputs.
         wire_names: what clients call inputs and outputs, where that is not the model's own name.
     """
 
@@ -120,6 +137,7 @@ class Manifest:
     padding: Mapping[str, float] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
     sequences: bool = False
+    preprocess: PreprocessSpec | None = None
     wire_names: Mapping[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
@@ -181,8 +199,16 @@ class Manifest:
         )
         plain["profiles"] = tuple(map(_tensors, data.get("profiles", ())))
         plain["files"] = _digests(data["files"])
+        plain["preprocess"] = _preprocess(data.get("preprocess"))
         plain["members"] = {name: _digests(files) for name, files in data.get("members", {}).items()}
         return cls(**plain)
+
+
+def _preprocess(data: dict[str, Any] | None) -> PreprocessSpec | None:
+    if data is None:
+        return None
+    inputs = tuple((name, dtype, tuple(dims)) for name, dtype, dims in data["inputs"])
+    return PreprocessSpec(data["file"], data["function"], inputs, tuple(data["gives"]))
 
 
 def _names(data: list[list[str]] | None) -> tuple[tuple[str, ...], tuple[str, ...]] | None:

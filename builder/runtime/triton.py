@@ -16,6 +16,7 @@ from builder.runtime.manifest import Manifest
 from builder.runtime.model import RuntimeModel
 from builder.runtime.optional import with_defaults
 from builder.runtime.precision import keep_float32
+from builder.runtime.preprocess import Preprocessor
 from builder.runtime.sequences import SequenceStates
 from builder.runtime.values import Value, to_numpy
 from builder.types import TensorSpec
@@ -40,6 +41,8 @@ class TritonModel:
         self._states = SequenceStates(self._manifest.states, config)
         # A sequence begins with zeros.
         self._defaults = {**dict.fromkeys(self._manifest.states, 0), **self._manifest.optional}
+        before = self._manifest.preprocess
+        self._preprocessor = Preprocessor(directory / before.file, before.function) if before else None
         instances = sum(int(group.get("count", 1)) for group in config.get("instance_group", ())) or 1
         device = instance_device(kind, device_id, self._manifest.target)
         if device != "cpu":
@@ -95,12 +98,19 @@ class TritonModel:
             return self._refusal(error)
 
     def _read(self, request: Any) -> dict[str, Value]:
-        specs = [s for s in self._manifest.inputs if s.name not in self._states.inputs]
+        made = self._preprocessed(request)
+        specs = [s for s in self._manifest.inputs if s.name not in self._states.inputs and s.name not in made]
         given = {spec.name: self._input(request, spec) for spec in specs}
-        found = {name: value for name, value in given.items() if value is not None}
+        found = {**made, **{name: value for name, value in given.items() if value is not None}}
         if self._states.inputs:
             found.update(self._states.before(self._control(request, "CORRID"), bool(self._control(request, "START"))))
         return with_defaults(self._manifest.inputs, found, self._defaults)
+
+    def _preprocessed(self, request: Any) -> dict[str, Value]:
+        if self._preprocessor is None or self._manifest.preprocess is None:
+            return {}
+        names = [name for name, _, _ in self._manifest.preprocess.inputs]
+        return self._preprocessor({n: self._utils.get_input_tensor_by_name(request, n).as_numpy() for n in names})
 
     def _control(self, request: Any, name: str) -> int:
         return int(self._utils.get_input_tensor_by_name(request, name).as_numpy().reshape(-1)[0])

@@ -18,16 +18,18 @@ from builder.errors import ServingError
 from builder.export import EagerModel
 from builder.inputs import Input
 from builder.models.sources import load_model
+from builder.preprocess import Preprocessing, prepare
 from builder.progress import Progress
 from builder.repository.find import newest_version
 from builder.runtime.manifest import Manifest
-from builder.runtime.values import Value
+from builder.runtime.values import Value, to_torch
 from builder.serving.client import Client
 from builder.serving.server import TritonServer
+from builder.settings import Settings
 from builder.signature import match_inputs
 from builder.spec import BuildSpec
 from builder.types import Range, TensorSpec
-from builder.verify.compare import VerificationReport, verify_model
+from builder.verify.compare import OutputError, VerificationReport, compare_outputs, verify_model
 
 __all__ = ["SmokeResult", "smoke"]
 
@@ -74,6 +76,10 @@ def smoke(spec: BuildSpec, root: Path, progress: Progress, *, urls: Mapping[str,
         for protocol, url in found.items():
             progress.stage(protocol)
             with Client(protocol, url) as client:
+                if spec.preprocess is not None:
+                    prepared = prepare(spec.preprocess, spec.base, manifest.inputs)
+                    reports[protocol] = _compare_examples(eager, client, manifest, prepared, settings)
+                    continue
                 reports[protocol] = verify_model(
                     eager,
                     _caller(client, manifest),
@@ -140,6 +146,26 @@ def _as_built(inputs: Sequence[Input], built: Sequence[TensorSpec]) -> tuple[Inp
             ranged = ranged.with_integer(Range(low, min(max(low, item.integer.opt), high), high))
         found.append(ranged)
     return tuple(found)
+
+
+def _compare_examples(
+    eager: EagerModel, client: Client, manifest: Manifest, prepared: Preprocessing, settings: Settings
+) -> VerificationReport:
+    """Ranges say nothing of what a function takes, so that its examples are sent."""
+    worst: dict[str, OutputError] = {}
+    outputs = {o.tensor.name: o.tensor for o in manifest.outputs}
+    for index, (example, request) in enumerate(zip(prepared.examples, prepared.requests, strict=True)):
+        where = f"example {index}"
+        sent = {n: a.reshape(*a.shape, 1) if a.ndim == manifest.batched else a for n, a in example.items()}
+        given = client.infer(manifest.name, sent)
+        actual = {
+            n: _received(v, outputs[n].dtype, _travels_wider(outputs[n], manifest.batched)) for n, v in given.items()
+        }
+        expected = eager([to_torch(request[t.name]) for t in manifest.inputs])
+        for name, found in compare_outputs(expected, actual, settings, where).items():
+            if name not in worst or found.relative >= worst[name].relative:
+                worst[name] = OutputError(name, found.absolute, found.relative, where)
+    return VerificationReport(True, len(prepared.examples), tuple(worst.values()))
 
 
 def _caller(client: Client, manifest: Manifest) -> Any:

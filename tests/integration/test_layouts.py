@@ -24,7 +24,7 @@ from builder.serving.client import Client
 from builder.serving.install import find_server
 from builder.serving.server import TritonServer
 from builder.spec import BuildSpec, find_spec
-from builder.triton_options import RepositoryOptions, TritonOptions
+from builder.triton_options import PreprocessOptions, RepositoryOptions, TritonOptions
 from builder.verify.smoke import smoke
 from tests.integration.standins import answer_nothing, stand_in
 from tests.integration.test_build import CONVNET, HYBRID
@@ -94,6 +94,18 @@ SPECS = {
         ),
     )
 }
+TEXTS = placed("texts", "rows:MaskedMean", *IDS, ragged={"ids": 0, "mask": 0}).model_copy(
+    update={
+        "base": Path(__file__).resolve().parents[1] / "models",
+        "preprocess": PreprocessOptions(
+            source="tokens.py:encode",
+            inputs={"text": "bytes[B]"},
+            files=("words.txt",),
+            examples=({"text": ["the quick fox", "a dog"]}, {"text": ["the lazy dog jumps over the fox"]}),
+        ),
+    }
+)
+SPECS["texts"] = TEXTS
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +148,7 @@ def test_layouts_and_batches(built: dict[str, BuildResult]) -> None:
         "rows": ("python", 16),
         "sums": ("python", 8),
         "padded": ("python", 16),
+        "texts": ("python", 16),
     }
     assert built["native"].placement.layout.runners == ("onnxruntime", "inductor", "onnxruntime")
     assert built["mixed"].placement.layout.runners == ("onnxruntime", "python", "onnxruntime")
@@ -237,6 +250,19 @@ def test_what_is_left_out_is_filled(server: TritonServer) -> None:
         without = client.infer("padded", {"ids": ids})
         with_ones = client.infer("padded", {"ids": ids, "mask": np.ones_like(ids)})
     np.testing.assert_array_equal(without["mean"], with_ones["mean"])
+
+
+def test_texts_are_encoded_in_the_server(server: TritonServer, root: Path) -> None:
+    assert sorted(p.name for p in (root / "texts" / "1" / "preprocess").iterdir()) == ["tokens.py", "words.txt"]
+    text = np.array([[b"the quick fox"], [b"a dog"]], dtype=object)
+    with Client("http", server.http_url) as client:
+        assert client.infer("texts", {"text": text})["mean"].shape == (2, 8)
+        with pytest.raises(
+            ServingError, match=r"tokens\.py:encode fails for this request: ValueError: a text is empty"
+        ):
+            client.infer("texts", {"text": np.array([[b""]], dtype=object)})
+        with pytest.raises(ServingError, match=r"dimension 1 of input 'ids' \(T\) is 40"):
+            client.infer("texts", {"text": np.array([[b"fox " * 40]], dtype=object)})
 
 
 def test_one_bad_request_does_not_spoil_a_batch(server: TritonServer) -> None:

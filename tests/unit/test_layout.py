@@ -28,6 +28,7 @@ def choose(
     outputs: Sequence[OutputSpec] = (OutputSpec(Y, "y"),),
     profiles: Sequence[Sequence[TensorSpec]] = (),
     uncompilable: str = "",
+    preprocessed: bool = False,
 ) -> LayoutChoice:
     return choose_layout(
         RepositoryOptions(layout=layout, triton=triton, fallback=fallback),  # type: ignore[arg-type]
@@ -38,6 +39,7 @@ def choose(
         outputs,
         profiles,
         uncompilable,
+        preprocessed=preprocessed,
     )
 
 
