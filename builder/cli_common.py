@@ -86,7 +86,15 @@ Reload = Annotated[
         help="A server in explicit mode (HOST:PORT) that loads the new version and is called; back if that fails.",
     ),
 ]
-Root = Annotated[Path, typer.Option("--repo", help="The model repository.")]
+
+
+def _directory(text: str) -> Path:
+    if "://" in text:
+        raise typer.BadParameter(f"{text} is no directory on this machine; only build takes a URL")
+    return Path(text)
+
+
+Root = Annotated[Path, typer.Option("--repo", help="The model repository.", parser=_directory, metavar="PATH")]
 CacheDir = Annotated[
     Path | None, typer.Option("--cache", help="The engine cache; else TRITON_REPO_CACHE, else the platform's.")
 ]

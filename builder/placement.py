@@ -13,7 +13,7 @@ from builder.partition.plan import PartitionPlan, Segment
 from builder.preprocess import Preprocessing, prepare
 from builder.releases import Release, mismatches, release
 from builder.repository.backends import NATIVE, can_batch
-from builder.repository.batching import Batching, batch_symbol, choose_batching
+from builder.repository.batching import Batching, batch_symbol, choose_batching, unbatched_boundary
 from builder.repository.layout import LayoutChoice, Step, choose_layout
 from builder.spec import BuildSpec
 from builder.types import SymbolName
@@ -95,6 +95,8 @@ class Placer:
             for name, _, dims in preprocessing.spec.inputs:
                 if dims[:1] != (-1,):
                     batching = Batching(0, f"the input {name!r} of [preprocess] does not begin with the batch")
+        if layout.layout == "ensemble" and batching.batched:
+            batching = self._between_steps(plan, batching)
         if layout.layout == "plan" and batching.batched and not can_batch(NATIVE[layout.runners[0]], self.release):
             named = self.release.name if self.release else "any release"
             batching = Batching(0, f"the {NATIVE[layout.runners[0]].label} backend of Triton {named} mixes up batches")
@@ -108,13 +110,25 @@ class Placer:
             preprocessing,
         )
 
+    def _between_steps(self, plan: PartitionPlan, batching: Batching) -> Batching:
+        tensors = [t for s in plan.segments for t in (*s.inputs, *s.outputs)]
+        symbol = plan.inputs[0].dims[0].name or ""
+        reason = unbatched_boundary(tensors, symbol)
+        if not reason:
+            return batching
+        return choose_batching(0, "", reason, self._wanted())
+
+    def _wanted(self) -> int | None:
+        options = self._spec.triton
+        return int(options.message().max_batch_size) if "max_batch_size" in options.fields else None
+
     def _prepared(self, plan: PartitionPlan) -> Preprocessing | None:
         if self._spec.preprocess is None:
             return None
         return prepare(self._spec.preprocess, self._spec.base, plan.inputs)
 
     def _batching(self, plan: PartitionPlan) -> Batching:
-        wanted = self._spec.triton.fields.get("max_batch_size")
+        wanted = self._wanted()
         if self._rows is None and wanted != 0:
             self._rows = self._independent_rows(plan)
         symbol, reason = self._rows or ("", "")

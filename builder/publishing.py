@@ -14,7 +14,7 @@ from builder.repository.prune import prune
 from builder.repository.publish import check_interface, publish
 from builder.repository.remote_target import publish_remote
 from builder.repository.staging import check_writable
-from builder.serving.reload import publish_live
+from builder.serving.reload import publish_live, server_address
 from builder.spec import BuildSpec
 from builder.verify.smoke import smoke
 
@@ -44,10 +44,13 @@ def check_target(root: Path | str, options: PublishOptions) -> None:
 
     Raises:
         SpecError: when the options do not go together.
+        ServingError: when the server's address is none.
         RepositoryError: when the repository cannot be written.
     """
     if options.keep is not None and options.keep < 1:
         raise SpecError(f"keep = {options.keep} would leave nothing", where="--keep", fix="keep 1 version or more")
+    if options.reload is not None:
+        server_address(options.reload)
     if is_remote(str(root)):
         if options.reload:
             raise SpecError(
@@ -64,11 +67,11 @@ def check_draft(name: str, draft: str, root: Path | str, options: PublishOptions
 
     Args:
         name: of the model.
-        draft: its config.pbtxt, as far as it is known.
+        draft: its config.pbtxt, as far as it is known; "" where it is not.
     Raises:
         RepositoryError: as `publish`.
     """
-    if not is_remote(str(root)):
+    if draft and not is_remote(str(root)):
         check_interface(Path(root), name, draft, replace=options.replace)
 
 
@@ -90,8 +93,7 @@ def publish_plan(
     if options.reload is None:
         return publish(plan, root, replace=options.replace, keep=options.keep, config=options.config)
     publication = publish(plan, root, replace=options.replace, config=options.config)
-    protocol, _, address = options.reload.rpartition("://")
-    urls = {protocol or "http": address}
+    urls = dict([server_address(options.reload)])
     progress.stage("reload")
     publish_live(publication, root, options.reload, lambda: smoke(spec, root, progress, urls=urls))
     if options.keep is not None:

@@ -68,12 +68,19 @@ class TritonOptions(BaseModel):
         for name in self.fields:
             if name in _OWNED:
                 raise SpecError(f"{name} cannot be set", where="[triton]", fix=_OWNED[name])
-        if set(self.fields.get("ensemble_scheduling", ())) - {"max_inflight_requests"}:
+        if not self.fields:
+            return self
+        config = self.message()
+        if config.ensemble_scheduling.step:
             raise SpecError(
                 "the steps of an ensemble cannot be set", where="[triton].ensemble_scheduling", fix=_DERIVED
             )
-        if self.fields:
-            config_from_fields(self.fields, "[triton]")
+        if config.model_transaction_policy.decoupled:
+            raise SpecError(
+                "decoupled cannot be set: each request has one response",
+                where="[triton].model_transaction_policy",
+                fix="leave it out",
+            )
         return self
 
     def message(self) -> Any:

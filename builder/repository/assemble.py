@@ -17,7 +17,7 @@ from builder.repository.assembly import (
 from builder.repository.backends import NATIVE
 from builder.repository.config import render_config, validate_config
 from builder.repository.ensemble import assemble_ensemble
-from builder.repository.native import assemble_plan, seen_by_clients
+from builder.repository.native import assemble_plan
 from builder.repository.plan import RepositoryPlan
 
 __all__ = ["assemble", "check_options"]
@@ -40,7 +40,7 @@ def assemble(parts: Assembly) -> RepositoryPlan:
 def check_options(parts: Assembly) -> tuple[str, list[str]]:
     """Check what the user set, before anything is compiled.
 
-    Returns: the config.pbtxt that it comes to, without warm-up; and what of it the server takes, but does not do.
+    Returns: the config.pbtxt that it comes to, without warm-up, "" where that is not known yet; and what of it the server takes, but does not do.
 
     Raises:
         RepositoryError, SpecError: as `assemble`.
@@ -48,12 +48,15 @@ def check_options(parts: Assembly) -> tuple[str, list[str]]:
     if parts.layout.layout == "plan":
         native = NATIVE[parts.layout.runners[0]]
         config = model_config(parts, backend=native.backend, platform=native.platform, native=native)
-        config = seen_by_clients(config, native)
     else:
         # The members of an ensemble get what is set for models that have instances.
         config = model_config(parts, backend="python", parameters=PYTHON_PARAMETERS)
     text = render_config(dataclasses.replace(config, warmup=()))
-    return text, validate_config(text, parts.manifest.name, parts.release)
+    warnings = validate_config(text, parts.manifest.name, parts.release)
+    if parts.layout.layout == "plan" and NATIVE[parts.layout.runners[0]].positional:
+        # What clients will call the tensors is not known before the segments are.
+        return "", warnings
+    return text, warnings
 
 
 def _assemble_python(parts: Assembly) -> RepositoryPlan:

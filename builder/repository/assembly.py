@@ -7,8 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+
+import numpy as np
 
 from builder.errors import SpecError, did_you_mean
+from builder.hashing import file_digest
 from builder.preprocess import Preprocessing
 from builder.releases import Release
 from builder.repository import templates
@@ -31,6 +35,7 @@ __all__ = [
     "SegmentFiles",
     "beside",
     "described",
+    "label_files",
     "model_config",
     "model_file",
 ]
@@ -122,7 +127,7 @@ def model_config(
     outputs = [
         dataclasses.replace(
             declared(o.tensor, batched=batched),
-            labels=f"labels/{o.tensor.name}.txt" if o.tensor.name in parts.labels else "",
+            labels=label_files(parts).get(o.tensor.name, ("", None))[0],
         )
         for o in manifest.outputs
         if o.tensor.name not in hidden
@@ -180,7 +185,7 @@ def _warmup(parts: Assembly) -> list[WarmupSample]:
 
 def beside(parts: Assembly) -> dict[str, Path | bytes]:
     """The files in the model's directory: labels and warm-up."""
-    found: dict[str, Path | bytes] = {f"labels/{n}.txt": p for n, p in parts.labels.items()}
+    found: dict[str, Path | bytes] = dict(label_files(parts).values())
     for sample in _warmup(parts):
         for name, tensor in sample.tensors.items():
             found[f"{WARMUP_DIRECTORY}/{sample.file_name(name)}"] = tensor.data
@@ -203,7 +208,23 @@ def _check_names(parts: Assembly) -> None:
                     where=f"[triton].{table}",
                     fix=f"{did_you_mean(name, known)}its {kind}s are {', '.join(known)}",
                 )
+    for table in ("optional", "ragged"):
+        _check_fills(parts, table)
     _check_optional(parts)
+
+
+def _check_fills(parts: Assembly, table: str) -> None:
+    """A value that fills an input must be one of its dtype."""
+    dtypes = {t.name: t.dtype for t in parts.manifest.inputs}
+    for name, value in getattr(parts.options, table).items():
+        dtype = DTYPES[dtypes[name]]
+        kind = np.dtype(dtype.numpy) if dtype.numpy and not dtype.floating else None
+        if kind is not None and kind.type(int(value)) != value:
+            raise SpecError(
+                f"{value} is no {dtype.name}, which the input {name!r} holds",
+                where=f"[triton].{table}",
+                fix="give a value of that dtype",
+            )
 
 
 def _check_optional(parts: Assembly) -> None:
@@ -222,6 +243,14 @@ def _check_optional(parts: Assembly) -> None:
                     where="[triton].optional",
                     fix="name its dimensions as those of an input that is always there, or leave it out there",
                 )
+
+
+def label_files(parts: Assembly) -> dict[str, tuple[str, Path]]:
+    """The file of labels of each output, below the model's directory, and its source; a name is never used for two contents."""
+    return {
+        output: (f"labels/{quote(output, safe='')}@{file_digest(path)[:8]}.txt", path)
+        for output, path in parts.labels.items()
+    }
 
 
 def described(parts: Assembly, segments: tuple[SegmentSpec, ...]) -> Manifest:

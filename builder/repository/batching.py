@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from builder.errors import SpecError
 from builder.types import SymbolName, TensorSpec
 
-__all__ = ["Batching", "batch_symbol", "choose_batching"]
+__all__ = ["Batching", "batch_symbol", "choose_batching", "unbatched_boundary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,16 @@ def batch_symbol(
         if (own.min, own.max) != (batch.min, batch.max):
             return "", f"profile {index} takes {name} from {own.min} to {own.max} only, and a batch may have any size"
     return name, ""
+
+
+def unbatched_boundary(tensors: Iterable[TensorSpec], symbol: SymbolName) -> str:
+    """Why the steps of an ensemble cannot take batches, told by the tensors between them; "" where they can."""
+    for spec in tensors:
+        if not spec.dims or spec.dims[0].name != symbol:
+            return f"{spec.name!r}, between two segments, does not begin with {symbol}"
+        if len(spec.dims) == 1:
+            return f"{spec.name!r} has no dimension but {symbol}, which an ensemble cannot hand on"
+    return ""
 
 
 def choose_batching(limit: int, symbol: SymbolName, reason: str, wanted: int | None) -> Batching:

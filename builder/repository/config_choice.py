@@ -8,7 +8,7 @@ from typing import Literal
 from builder.errors import RepositoryError
 from builder.repository.config_merge import describe_edits, merge_configs
 from builder.repository.history import BASE_NAME, EDITED_NAME, LEFT_NAME, History
-from builder.repository.interface import parsed_config, signature_changes
+from builder.repository.interface import parsed_config, running_changes, signature_changes
 
 __all__ = ["ConfigChoice", "ConfigMode", "choose_config"]
 
@@ -84,10 +84,11 @@ def choose_config(
 
 
 def _check_keeps(base: str, rendered: str, where: str) -> None:
-    changes = signature_changes(*(parsed_config(text, where) for text in (base, rendered)))
+    old, new = (parsed_config(text, where) for text in (base, rendered))
+    changes = [*signature_changes(old, new), *running_changes(old, new)]
     if changes:
         raise RepositoryError(
-            "config.pbtxt cannot be kept as it is, since the new version has other inputs or outputs",
+            "config.pbtxt cannot be kept as it is, since the new version is run in another way",
             where="\n".join([where, *changes]),
             fix="publish with --config merge or --config overwrite",
         )

@@ -8,7 +8,7 @@ from builder.errors import RepositoryError
 from builder.repository.config import validate_config
 from builder.repository.config_choice import ConfigChoice, ConfigMode, choose_config
 from builder.repository.history import History
-from builder.repository.interface import parsed_config, served, signature_changes
+from builder.repository.interface import parsed_config, running_changes, served, signature_changes
 from builder.repository.plan import CONFIG_NAME
 
 __all__ = ["Decision", "decide"]
@@ -106,11 +106,15 @@ def _check_policy(history: History, choice: ConfigChoice, number: int) -> str:
     new = parsed_config(choice.rendered, history.where)
     for older in sorted(loaded - {number}):
         recorded = history.versions.get(older)
-        if recorded and recorded.rendered and signature_changes(parsed_config(recorded.rendered, history.where), new):
+        if not recorded or not recorded.rendered:
+            continue
+        old = parsed_config(recorded.rendered, history.where)
+        changes = [*signature_changes(old, new), *running_changes(old, new)]
+        if changes:
             raise RepositoryError(
-                f"the version policy would also serve version {older}, which has other inputs or outputs, "
+                f"the version policy would also serve version {older}, which is run in another way, "
                 f"while all versions share one {CONFIG_NAME}",
-                where=history.config_where,
+                where="\n".join([history.config_where, *changes]),
                 fix="let version_policy serve the new version only, or publish under another name",
             )
     if number not in loaded:

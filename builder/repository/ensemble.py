@@ -7,11 +7,10 @@ import hashlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from builder.errors import RepositoryError
 from builder.hashing import file_digest
-from builder.repository.assembly import MODEL_FILE, Assembly, described, model_config, model_file
+from builder.repository.assembly import MODEL_FILE, Assembly, described, label_files, model_config, model_file
 from builder.repository.backends import NATIVE, can_batch
 from builder.repository.config import ConfigSample, EnsembleStep, ModelConfig, declared, render_config
 from builder.repository.fields import member_fields
@@ -36,7 +35,7 @@ def assemble_ensemble(parts: Assembly) -> RepositoryPlan:
     segments, members, steps = [], [], []
     names = {o.value: o.tensor.name for o in parts.manifest.outputs}
     wanted = {t.name for s in parts.manifest.segments for t in s.inputs} | names.keys()
-    batched = parts.batching.batched and _whole_batches(parts)
+    batched = parts.batching.batched
     for index, (segment, runner) in enumerate(zip(parts.manifest.segments, parts.layout.runners, strict=True)):
         member, spec, taken = _member(parts, segment, runner, index == 0, batched)
         members.append(member)
@@ -45,7 +44,7 @@ def assemble_ensemble(parts: Assembly) -> RepositoryPlan:
         steps.append(
             EnsembleStep(
                 member.name,
-                {n: t.name for n, t in zip(inner_in, segment.inputs, strict=True) if n in taken},
+                {n: names.get(t.name, t.name) for n, t in zip(inner_in, segment.inputs, strict=True) if n in taken},
                 {
                     n: names.get(t.name, t.name)
                     for n, t in zip(inner_out, segment.outputs, strict=True)
@@ -68,31 +67,14 @@ def assemble_ensemble(parts: Assembly) -> RepositoryPlan:
         steps=tuple(steps),
         warmup=(),
         max_inflight_requests=inflight,
-        max_batch_size=config.max_batch_size if batched else 0,
-        **({} if batched else _unbatched(parts)),
     )
     unique = {m.name: m for m in members}
     return RepositoryPlan(
-        manifest=dataclasses.replace(described(parts, tuple(segments)), max_batch_size=config.max_batch_size),
+        manifest=described(parts, tuple(segments)),
         config=render_config(config),
-        beside={f"labels/{n}.txt": p for n, p in parts.labels.items()},
+        beside=dict(label_files(parts).values()),
         members=tuple(unique.values()),
     )
-
-
-def _unbatched(parts: Assembly) -> dict[str, Any]:
-    return {
-        "inputs": tuple(declared(t, batched=False) for t in parts.manifest.inputs),
-        "outputs": tuple(declared(o.tensor, batched=False) for o in parts.manifest.outputs),
-        "remark": "max_batch_size is 0: a tensor between segments does not begin with the batch",
-    }
-
-
-def _whole_batches(parts: Assembly) -> bool:
-    """Whether every tensor between segments begins with the batch too, and has another dimension."""
-    batch = parts.manifest.inputs[0].dims[0].name
-    tensors = [t for s in parts.manifest.segments for t in (*s.inputs, *s.outputs)]
-    return all(len(t.dims) > 1 and t.dims[0].name == batch for t in tensors)
 
 
 def _member_names(segment: SegmentSpec, runner: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -55,6 +55,12 @@ def model_fields(
                 fix="use --layout python or --layout plan",
             )
     else:
+        if given.HasField("ensemble_scheduling"):
+            raise SpecError(
+                "max_inflight_requests is a limit of ensembles, and this model is none",
+                where="[triton].ensemble_scheduling",
+                fix="leave it out, or use --layout ensemble",
+            )
         _add_parameters(config, parameters)
         if native is not None:
             _add_instances(config, on_gpu)

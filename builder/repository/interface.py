@@ -9,7 +9,15 @@ from builder.errors import RepositoryError
 from builder.model_config import parse_config
 from builder.repository.plan import CONFIG_NAME
 
-__all__ = ["called_models", "named_files", "parsed_config", "served", "signature", "signature_changes"]
+__all__ = [
+    "called_models",
+    "named_files",
+    "parsed_config",
+    "running_changes",
+    "served",
+    "signature",
+    "signature_changes",
+]
 
 
 def parsed_config(text: str, where: str) -> Any:
@@ -55,6 +63,30 @@ def signature_changes(old: Any, new: Any) -> list[str]:
     """What differs between the signatures of two configurations, a line each; none where they are equal."""
     before, after = signature(old), signature(new)
     return [*(f"- {line}" for line in sorted(before - after)), *(f"+ {line}" for line in sorted(after - before))]
+
+
+def running_changes(old: Any, new: Any) -> list[str]:
+    """What of two configurations one version cannot share with the other: who runs it, in what batches, by which steps."""
+    return [
+        f"{field}: {_short(getattr(old, field))} -> {_short(getattr(new, field))}"
+        for field in ("backend", "platform", "max_batch_size", "ensemble_scheduling", "sequence_batching")
+        if _essence(old, field) != _essence(new, field)
+    ]
+
+
+def _essence(config: Any, field: str) -> object:
+    value = getattr(config, field)
+    if field == "ensemble_scheduling":
+        return [step.SerializeToString(deterministic=True) for step in value.step]
+    if field == "sequence_batching":
+        return [
+            part.SerializeToString(deterministic=True) for part in (*value.control_input, *value.state)
+        ], config.HasField(field)
+    return value
+
+
+def _short(value: Any) -> str:
+    return " ".join(str(value).split())[:60] or "none"
 
 
 def served(config: Any, versions: Iterable[int]) -> frozenset[int]:

@@ -73,13 +73,19 @@ def choose_layout(
     common = (
         _refused_by_options(triton, preprocessed) or _only_python_checks(inputs) or _renamed(steps, inputs, outputs)
     )
+    sequences = "sequence_batching" in triton.fields
     plan = common or _refused_as_plan(steps, inputs, outputs, profiles, serving, options.layout == "plan")
+    if not plan and sequences and NATIVE[steps[0].compiler].positional:
+        plan = "the backend would not know the names of its states"
+    if not plan and options.layout == "auto":
+        plan = _unchecked(steps, inputs)
     if options.layout == "plan":
         if plan:
             raise _impossible("plan", plan)
         return LayoutChoice("plan", "asked for", (steps[0].compiler,))
     runners = _runners(steps, serving, options, fallbacks_compile)
-    ensemble = common or _refused_as_ensemble(steps, outputs, profiles)
+    ensemble = common or ("an ensemble has no sequences" if sequences else "")
+    ensemble = ensemble or _refused_as_ensemble(steps, runners, outputs, profiles)
     if options.layout == "ensemble":
         if ensemble:
             raise _impossible("ensemble", ensemble)
@@ -88,7 +94,7 @@ def choose_layout(
         return LayoutChoice(
             "plan", f"nothing fell back, and Triton {serving.name} runs the engine", (steps[0].compiler,)
         )
-    worse = ensemble or _better_as_python(steps, runners, inputs)
+    worse = ensemble or _unchecked(steps, inputs) or _better_as_python(steps, runners, inputs)
     if not worse:
         return LayoutChoice("ensemble", f"no plan: {plan}; Triton {serving.name} runs each segment itself", runners)
     return LayoutChoice("python", plan if plan == worse else f"no plan: {plan}; no ensemble: {worse}")
@@ -189,8 +195,14 @@ def _runners(
 
 
 def _refused_as_ensemble(
-    steps: Sequence[Step], outputs: Sequence[OutputSpec], profiles: Sequence[Sequence[TensorSpec]]
+    steps: Sequence[Step],
+    runners: Sequence[str],
+    outputs: Sequence[OutputSpec],
+    profiles: Sequence[Sequence[TensorSpec]],
 ) -> str:
+    for step, runner in zip(steps, runners, strict=True):
+        if len(profiles) > 1 and runner == "python" and step.compiler != "torch":
+            return f"{step.name} would be a Python model of its own, which cannot choose among the model's profiles"
     for step in steps:
         if not step.inputs:
             return f"{step.name} has no input"
@@ -215,6 +227,17 @@ def _better_as_python(steps: Sequence[Step], runners: Sequence[str], inputs: Seq
         for spec in inputs:
             if spec.name not in checked and not all(d.is_static for d in spec.dims):
                 return f"the PyTorch backend does not check the sizes of {spec.name!r}, and would answer wrongly"
+    return ""
+
+
+def _unchecked(steps: Sequence[Step], inputs: Sequence[TensorSpec]) -> str:
+    """TensorRT compares sizes of one name; ONNX Runtime broadcasts where one of them is 1."""
+    if all(s.compiler == "tensorrt" for s in steps):
+        return ""
+    shared = Counter(name for t in inputs for name in {d.name for d in t.dims[1:] if d.name and not d.is_static})
+    for name, count in shared.items():
+        if count > 1:
+            return f"that {name} is one size in all inputs is checked by our Python model only"
     return ""
 
 

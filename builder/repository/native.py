@@ -16,7 +16,7 @@ from builder.repository.onnx_tensors import write_with_edge
 from builder.repository.plan import RepositoryPlan
 from builder.runtime.manifest import SegmentSpec
 
-__all__ = ["PlacedEngine", "assemble_plan", "native_files", "seen_by_clients"]
+__all__ = ["PlacedEngine", "assemble_plan", "native_files"]
 
 
 def assemble_plan(parts: Assembly) -> RepositoryPlan:
@@ -41,8 +41,11 @@ def assemble_plan(parts: Assembly) -> RepositoryPlan:
         )
     config = model_config(parts, backend=native.backend, platform=native.platform, native=native)
     if native.backend == "tensorrt" and parts.manifest.settings.get("tensorrt", {}).get("cuda_graphs"):
-        add_graphs(config.fields, parts.manifest.profiles or (segment.inputs,), names[0], parts.batching.max_batch_size)
-    config = seen_by_clients(config, native)
+        # The engine's order of inputs is not the model's.
+        profiles = [{t.name: t for t in p} for p in parts.manifest.profiles]
+        ordered = [[p[t.name] for t in segment.inputs] for p in profiles] or [list(segment.inputs)]
+        add_graphs(config.fields, ordered, names[0], parts.batching.max_batch_size)
+    config = _renamed(config, inputs, outputs)
     spec = dataclasses.replace(segment, artifact=placed.artifact, tensor_names=placed.names)
     manifest = described(parts, (spec,))
     if native.positional:
@@ -65,10 +68,8 @@ class PlacedEngine:
     names: tuple[tuple[str, ...], tuple[str, ...]] | None
 
 
-def seen_by_clients(config: ModelConfig, native: NativeBackend) -> ModelConfig:
+def _renamed(config: ModelConfig, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> ModelConfig:
     """The configuration with the names under which a backend has the tensors."""
-    inputs = {t.name: native.input_name(i, t.name) for i, t in enumerate(config.inputs)}
-    outputs = {t.name: native.output_name(i, t.name) for i, t in enumerate(config.outputs)}
     return dataclasses.replace(
         config,
         inputs=tuple(dataclasses.replace(t, name=inputs[t.name]) for t in config.inputs),

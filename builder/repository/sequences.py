@@ -52,8 +52,21 @@ def states(options: TritonOptions, inputs: Sequence[TensorSpec], outputs: Sequen
                 where=_WHERE,
                 fix="name an output and an input of one dtype and shape",
             )
+        varying = [d for d in one.dims[1:] if not d.is_static]
+        if varying or (one.dims and not one.dims[0].is_static and one.dims[0].name not in _shared(inputs, options)):
+            raise SpecError(
+                f"the size of the state {one.name!r} varies: {one}",
+                where=_WHERE,
+                fix="give it fixed sizes, beside the batch that all inputs begin with",
+            )
         found[one.name] = two.name
     return found
+
+
+def _shared(inputs: Sequence[TensorSpec], options: TritonOptions) -> set[str]:
+    """The sizes that inputs which are no states begin with."""
+    own = {s.get("input_name") for s in options.fields.get("sequence_batching", {}).get("state", ())}
+    return {t.dims[0].name or "" for t in inputs if t.name not in own and t.dims}
 
 
 def control_inputs(options: TritonOptions) -> frozenset[str]:

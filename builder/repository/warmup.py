@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,11 +83,13 @@ class WarmupSample:
     def file_name(self, input_name: str) -> str:
         """The file under `warmup/` with the data of one input.
 
-        The shape is part of the name: a config.pbtxt, old or new, then never finds a file of another
-        size, so that files can be added before the config that names them.
+        A digest is part of the name: a config.pbtxt, old or new, then never finds other data under it, so that files can be
+        added before the config that names them, and an older version can be served again.
         """
-        shape = "x".join(map(str, self.tensors[input_name].shape)) or "scalar"
-        return f"{quote(self.name, safe='')}@{quote(input_name, safe='')}@{shape}"
+        tensor = self.tensors[input_name]
+        shape = "x".join(map(str, tensor.shape)) or "scalar"
+        digest = hashlib.sha256(f"{tensor.dtype} ".encode() + tensor.data).hexdigest()[:8]
+        return f"{quote(self.name, safe='')}@{quote(input_name, safe='')}@{shape}@{digest}"
 
 
 def item_size(dtype: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from builder.runtime.manifest import Manifest
-from builder.runtime.values import Value
+from builder.runtime.values import Value, to_torch
 from builder.types import Range, TensorSpec
 
 __all__ = ["Joiner", "padded_sizes"]
@@ -43,10 +43,12 @@ class Joiner:
     def join(self, requests: Sequence[Request]) -> dict[str, Value]:
         """One request with the rows of all."""
         if not self._padded:
-            return {spec.name: _stacked([r[spec.name] for r in requests]) for spec in self._inputs}
+            return {spec.name: _stacked(_alike([r[spec.name] for r in requests])) for spec in self._inputs}
         sizes = [self._sizes(r) for r in requests]
         largest = {name: max(s[name] for s in sizes) for name in self._padded}
-        return {spec.name: self._joined(spec, [r[spec.name] for r in requests], largest) for spec in self._inputs}
+        return {
+            spec.name: self._joined(spec, _alike([r[spec.name] for r in requests]), largest) for spec in self._inputs
+        }
 
     def split(self, requests: Sequence[Request], outputs: Request) -> list[dict[str, Value]]:
         """The outputs of each request, without rows and sizes that are not its own."""
@@ -104,6 +106,15 @@ class Joiner:
 def padded_sizes(inputs: Sequence[TensorSpec], padding: Mapping[str, float]) -> frozenset[str]:
     """The names of the sizes that padding may enlarge: all but the batch, of inputs that are padded."""
     return frozenset(d.name for t in inputs if t.name in padding for d in t.dims[1:] if d.name and not d.is_static)
+
+
+def _alike(values: Sequence[Value]) -> list[Value]:
+    """All as arrays, or all as tensors on one device: a request's own tensors may be anywhere, defaults and states elsewhere."""
+    if all(isinstance(v, np.ndarray) for v in values):
+        return list(values)
+    devices = [str(v.device) for v in values if not isinstance(v, np.ndarray)]
+    device = next((d for d in devices if d != "cpu"), "cpu")
+    return [to_torch(v, device) for v in values]
 
 
 def _stacked(values: Sequence[Any]) -> Value:

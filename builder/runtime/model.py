@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from builder.errors import BuilderError, RequestError
 from builder.runtime.check import SizeCheck, check_request
-from builder.runtime.manifest import Manifest
+from builder.runtime.manifest import Manifest, SegmentSpec
 from builder.runtime.profiles import ProfileChooser
-from builder.runtime.runners import load_runner
+from builder.runtime.runners import Runner, load_runner
 from builder.runtime.values import Value
 
 __all__ = ["RuntimeModel"]
@@ -61,12 +62,26 @@ class RuntimeModel:
         values = dict(request)
         for index, (segment, runner, check_sizes) in enumerate(self._steps):
             own = segment.profiles[profile] if segment.profiles else 0
-            results = runner.run([values[t.name] for t in segment.inputs], own)
+            results = _run(runner, segment, [values[t.name] for t in segment.inputs], own)
             check_sizes(results)
             values.update(zip((t.name for t in segment.outputs), results, strict=True))
             for name in self._last_use.get(index, ()):
                 del values[name]
         return {o.tensor.name: values[o.value] for o in self.manifest.outputs}
+
+
+def _run(runner: Runner, segment: SegmentSpec, inputs: list[Value], profile: int) -> list[Value]:
+    """What a library raises for the values of a request is that request's error, and no other's."""
+    try:
+        return runner.run(inputs, profile)
+    except BuilderError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:300] or "no message"
+        raise RequestError(
+            f"{segment.name} fails for this request: {type(error).__name__}: {text}",
+            fix="send values that the model takes",
+        ) from error
 
 
 def _last_uses(manifest: Manifest) -> dict[int, list[str]]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from builder.errors import RequestError
 from builder.runtime.values import Value
 
 __all__ = ["SequenceStates"]
 
-# What a server takes for a sequence that nobody will continue, unless the configuration says.
-_IDLE = 1_000_000
+# How many sequences are kept at least; the server does not tell when it gives one up.
+_KEPT = 4096
 
 
 class SequenceStates:
@@ -26,10 +26,10 @@ class SequenceStates:
 
     def __init__(self, states: Mapping[str, str], config: Mapping[str, Any]) -> None:
         self._states = dict(states)
-        batching = config.get("sequence_batching", {})
-        # The server counts from the end of a request, so that ours may not be the first to forget.
-        self._idle = 2e-6 * int(batching.get("max_sequence_idle_microseconds", 0) or _IDLE)
-        self._kept: dict[int, tuple[float, dict[str, Value]]] = {}
+        oldest = config.get("sequence_batching", {}).get("oldest", {})
+        self._limit = max(_KEPT, 2 * int(oldest.get("max_candidate_sequences", 0)))
+        # The one that was used longest ago comes first.
+        self._kept: dict[int, dict[str, Value]] = {}
 
     @property
     def inputs(self) -> frozenset[str]:
@@ -42,11 +42,21 @@ class SequenceStates:
         return frozenset(self._states.values())
 
     def before(self, sequence: int, start: bool) -> Mapping[str, Value]:
-        """The states that a request begins with; none at the start of a sequence."""
-        self._forget_idle()
+        """The states that a request begins with; none at the start of a sequence.
+
+        Raises:
+            RequestError: when the sequence goes on, and its state is not there: zeros would be a wrong answer.
+        """
+        kept = self._kept.pop(sequence, None)
         if start:
-            self._kept.pop(sequence, None)
-        return self._kept[sequence][1] if sequence in self._kept else {}
+            return {}
+        if kept is None:
+            raise RequestError(
+                f"the state of sequence {sequence} is not here: it did not begin, failed, or was given up",
+                fix="begin it again, with the START flag",
+            )
+        self._kept[sequence] = kept
+        return kept
 
     def after(self, sequence: int, end: bool, outputs: Mapping[str, Value]) -> None:
         """Keep what a request ends with, for the next one."""
@@ -54,14 +64,9 @@ class SequenceStates:
             self._kept.pop(sequence, None)
         else:
             # Copies, for what a request gets may be rows of a whole batch.
-            kept = {given: _copied(outputs[name]) for given, name in self._states.items()}
-            self._kept[sequence] = (time.monotonic(), kept)
-
-    def _forget_idle(self) -> None:
-        """The server does not tell when it gives a sequence up."""
-        limit = time.monotonic() - self._idle
-        for sequence in [s for s, (used, _) in self._kept.items() if used < limit]:
-            del self._kept[sequence]
+            self._kept[sequence] = {given: _copied(outputs[name]) for given, name in self._states.items()}
+            while len(self._kept) > self._limit:
+                del self._kept[next(iter(self._kept))]
 
 
 def _copied(value: Value) -> Value:

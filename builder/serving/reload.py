@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from builder.repository.withdraw import withdraw
 from builder.serving.client import PROTOCOLS, Client
 from builder.serving.log import error_lines
 
-__all__ = ["publish_live", "reload"]
+__all__ = ["publish_live", "reload", "server_address"]
 
 Smoke = Callable[[], object]
 Log = Callable[[], Sequence[str]]
@@ -140,13 +141,23 @@ def _withdrawn(publication: Publication, root: Path, url: str, timeout: float, e
     try:
         withdraw(root, publication)
         left = _served(_history(root, name))
+    except BuilderError as failed:
+        return ServingError(f"{what}\ngoing back failed, too: {failed.what}", where=where, fix=fix)
+    try:
         with _connected(url, timeout) as client:
             if left:
                 client.load_model(name)
             else:
                 client.unload_model(name)
+            for member in sorted(publication.manifest.members.keys() - _called(root)):
+                with contextlib.suppress(ServingError):
+                    client.unload_model(member)
     except BuilderError as failed:
-        return ServingError(f"{what}\ngoing back failed, too: {failed.what}", where=where, fix=fix)
+        return ServingError(
+            f"{what}\nit was withdrawn from the repository, but the server could not be told: {failed.what}",
+            where=where,
+            fix=fix,
+        )
     said = f"version {max(left)} still serves" if left else "no version serves"
     return ServingError(f"{what}\nit was withdrawn; {said}", where=where, fix=fix)
 
@@ -180,6 +191,19 @@ def _served(history: History) -> frozenset[int]:
 
 
 def _connected(url: str, timeout: float) -> Client:
-    scheme, separator, address = url.partition("://")
-    protocol = scheme if separator else PROTOCOLS[0]
-    return Client(protocol, (address if separator else url).rstrip("/"), timeout=timeout)
+    protocol, address = server_address(url)
+    return Client(protocol, address, timeout=timeout)
+
+
+def server_address(url: str) -> tuple[str, str]:
+    """Protocol and HOST:PORT of "HOST:PORT", "http://HOST:PORT" or "grpc://HOST:PORT".
+
+    Raises:
+        ServingError: when it is none of these.
+    """
+    scheme, separator, rest = url.partition("://")
+    protocol, address = (scheme, rest) if separator else (PROTOCOLS[0], url)
+    address = address.rstrip("/")
+    if protocol not in PROTOCOLS or not re.fullmatch(r"[^/\s]+:\d+", address):
+        raise ServingError(f"{url!r} is no address of a server", fix="write HOST:PORT, or grpc://HOST:PORT")
+    return protocol, address

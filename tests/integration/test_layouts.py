@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -195,12 +195,16 @@ def call(server: TritonServer, name: str, requests: list[dict[str, np.ndarray]])
         with Client("grpc", server.grpc_url) as client:
             answers[index] = client.infer(name, requests[index])
 
-    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(requests))]
+    together([lambda i=i: one(i) for i in range(len(requests))])  # type: ignore[misc]
+    return answers
+
+
+def together(work: list[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=one) for one in work]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return answers
 
 
 def executions(server: TritonServer, name: str) -> tuple[int, int]:
@@ -277,13 +281,26 @@ def test_one_bad_request_does_not_spoil_a_batch(server: TritonServer) -> None:
             except ServingError as error:
                 failures.append(error.what)
 
-    threads = [threading.Thread(target=one, args=(r,)) for r in (good, bad, good)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([lambda r=r: one(r) for r in (good, bad, good)])  # type: ignore[misc]
     assert len(failures) == 1
     assert "dimension 1 of input 'ids' (T) is 40, outside the range 2 to 32" in failures[0]
+
+
+def test_a_value_that_a_library_refuses_is_its_requests_error(server: TritonServer) -> None:
+    good = {"ids": np.ones((1, 4), np.int64), "mask": np.ones((1, 4), np.int64)}
+    bad = {"ids": np.full((1, 4), 5000), "mask": np.ones((1, 4), np.int64)}
+    failures: list[str] = []
+
+    def one(request: dict[str, np.ndarray]) -> None:
+        with Client("grpc", server.grpc_url) as client:
+            try:
+                client.infer("padded", request)
+            except ServingError as error:
+                failures.append(error.what)
+
+    together([lambda r=r: one(r) for r in (good, bad, good)])  # type: ignore[misc]
+    assert len(failures) == 1
+    assert "segment_0 fails for this request" in failures[0]
 
 
 def test_rows_are_joined_by_the_python_layout(server: TritonServer) -> None:

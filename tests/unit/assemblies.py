@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from builder.releases import Release, release
 from builder.repository.assembly import Assembly, SegmentFiles
-from builder.repository.batching import Batching, batch_symbol, choose_batching
+from builder.repository.batching import Batching, batch_symbol, choose_batching, unbatched_boundary
 from builder.repository.layout import LayoutChoice
 from builder.repository.warmup import WarmupSample, WarmupTensor, item_size
 from builder.runtime.manifest import Manifest, SegmentSpec
@@ -124,6 +124,9 @@ def assembly(
     symbol, reason = batch_symbol(inputs, outputs, profiles)
     limit = next((d.max or 0 for t in inputs for d in t.dims if d.name == symbol), 0) if symbol else 0
     batching: Batching = choose_batching(limit, symbol, reason, triton_options.fields.get("max_batch_size"))
+    if layout == "ensemble" and batching.batched:
+        between = unbatched_boundary([t for s in segments for t in (*s.inputs, *s.outputs)], symbol)
+        batching = choose_batching(0, "", between, None) if between else batching
     place.mkdir(parents=True, exist_ok=True)
     return Assembly(
         manifest=Manifest(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -23,9 +24,9 @@ from builder.repository.plan import MemberPlan, RepositoryPlan
 from builder.repository.warmup import WarmupSample, WarmupTensor
 from builder.runtime.manifest import Manifest
 from builder.triton_options import TritonOptions
-from builder.types import DTYPES, Range
+from builder.types import DTYPES, OutputSpec, Range
 from tests.unit import assemblies
-from tests.unit.assemblies import BATCH, MODELS, TOKENS, assembly, tensor
+from tests.unit.assemblies import BATCH, MODELS, TOKENS, assembly, segment, tensor
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -138,6 +139,68 @@ def test_a_plan_of_aoti_says_what_clients_call_its_tensors(tmp_path: Path) -> No
     assert assemble(MODELS["aoti_plan"](tmp_path)).manifest.wire_names == {"x": "INPUT__0", "y": "OUTPUT__0"}
 
 
+def test_a_plan_of_aoti_numbers_by_the_engines_order(tmp_path: Path) -> None:
+    """The order of a segment's inputs is that of their first use, not that of `forward`."""
+    a, b = tensor("a", "float32", BATCH, 4), tensor("b", "int64", BATCH, 3)
+    y, z = tensor("y", "float32", BATCH, 4), tensor("z", "int64", BATCH, 3)
+    steps = [segment(0, "inductor", [b, a], [z, y])]
+    plan = assemble(assembly(tmp_path, "net", [a, b], [y, z], steps, layout="plan", runners=["inductor"]))
+    assert plan.manifest.wire_names == {"b": "INPUT__0", "a": "INPUT__1", "z": "OUTPUT__0", "y": "OUTPUT__1"}
+    config = parsed(plan.config)
+    types = {t.name: model_config_pb2.DataType.Name(t.data_type) for t in (*config.input, *config.output)}
+    assert types == {
+        "INPUT__0": "TYPE_INT64",
+        "INPUT__1": "TYPE_FP32",
+        "OUTPUT__0": "TYPE_INT64",
+        "OUTPUT__1": "TYPE_FP32",
+    }
+    for sample in config.model_warmup:
+        assert "@b@" in sample.inputs["INPUT__0"].input_data_file
+
+
+def test_graph_specs_go_by_name(tmp_path: Path) -> None:
+    a, b = tensor("a", "float32", BATCH, 4), tensor("b", "float32", BATCH, 3)
+    y = tensor("y", "float32", BATCH, 4)
+    steps = [segment(0, "tensorrt", [b, a], [y], tensor_names=(("b", "a"), ("y",)))]
+    parts = assembly(
+        tmp_path, "net", [a, b], [y], steps, layout="plan", runners=["tensorrt"], device="cuda", profiles=[[a, b], [a, b]],
+        settings={"tensorrt": {"cuda_graphs": True}},
+    )  # fmt: skip
+    for graph in parsed(assemble(parts).config).optimization.cuda.graph_spec:
+        assert (list(graph.input["a"].dim), list(graph.input["b"].dim)) == ([4], [3])
+
+
+def test_an_output_that_a_later_step_reads_goes_by_one_name(tmp_path: Path) -> None:
+    x, h, y = (tensor(n, "float32", BATCH, 4) for n in ("x", "relu", "tanh"))
+    steps = [segment(0, "onnxruntime", [x], [h]), segment(1, "torch", [h], [y])]
+    parts = assembly(tmp_path, "net", [x], [h, y], steps, layout="ensemble", runners=["onnxruntime", "python"])
+    named = (OutputSpec(dataclasses.replace(h, name="hidden"), "relu"), OutputSpec(y, "tanh"))
+    config = parsed(
+        assemble(dataclasses.replace(parts, manifest=dataclasses.replace(parts.manifest, outputs=named))).config
+    )
+    first, second = config.ensemble_scheduling.step
+    assert dict(first.output_map) == {"output_0": "hidden"}
+    assert dict(second.input_map) == {"input_0": "hidden"}
+
+
+def test_files_beside_the_versions_are_named_by_their_content(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    label = tmp_path / "labels.txt"
+    x, y = tensor("x", "float32", BATCH, 4), tensor("y", "float32", BATCH, 2)
+    seen = set()
+    for text in ("cat\ndog\n", "dog\ncat\n"):
+        label.write_text(text)
+        plan = assemble(assembly(tmp_path / "a", "net", [x], [y], labels={"y": label}))
+        seen |= {p for p in plan.beside if p.startswith("labels/")}
+        assert parsed(plan.config).output[0].label_filename in plan.beside
+    assert len(seen) == 2
+    one, two = (
+        WarmupSample("opt", {"x": WarmupTensor(dtype, (2,), bytes(size))})
+        for dtype, size in (("float32", 8), ("float16", 4))
+    )
+    assert one.file_name("x") != two.file_name("x")
+
+
 def test_a_plan_whose_engine_lacks_an_input_is_refused(tmp_path: Path) -> None:
     inputs = [tensor("x", "float32", BATCH, 4), tensor("unused", "float32", BATCH, 4)]
     parts = assembly(
@@ -217,11 +280,28 @@ def test_fields_are_checked_for_the_release() -> None:
         ({"ragged": {"z": 0}}, "has no input 'z'"),
         ({"labels": {"x": "labels.txt"}}, "has no output 'x'"),
         ({"optional": {"x": 0}}, "every input is optional"),
+        ({"ensemble_scheduling": {"max_inflight_requests": 4}}, "a limit of ensembles"),
     ],
 )
 def test_options_by_name_must_name_a_tensor(options: dict[str, object], said: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=said):
         check_options(simple(tmp_path, **options))
+
+
+@pytest.mark.parametrize("value", [1.5, 300])
+def test_what_fills_must_be_of_the_dtype(value: float, tmp_path: Path) -> None:
+    inputs = [tensor("x", "float32", BATCH, 4), tensor("mask", "int8", BATCH)]
+    parts = assembly(tmp_path, "net", inputs, [tensor("y", "float32", BATCH)], options={"optional": {"mask": value}})
+    with pytest.raises(SpecError, match=f"{value} is no int8"):
+        check_options(parts)
+
+
+def test_a_state_has_one_size(tmp_path: Path) -> None:
+    x, old, new = (tensor(n, "float32", BATCH, TOKENS) for n in ("x", "state", "new_state"))
+    state = {"input_name": "state", "output_name": "new_state"}
+    parts = assembly(tmp_path, "net", [x, old], [x, new], options={"sequence_batching": {"state": [state]}})
+    with pytest.raises(SpecError, match="the size of the state 'state' varies"):
+        check_options(parts)
 
 
 def test_the_size_of_what_is_left_out_must_be_known(tmp_path: Path) -> None:
@@ -249,7 +329,9 @@ def test_an_ensemble_has_no_sequences(tmp_path: Path) -> None:
         ({"dynamic_batching": 3}, "3 stands where a table is needed"),
         ({"dynamic_batching": {"preferred_batch_size": ["many"]}}, "many"),
         ({"backend": "python"}, "backend cannot be set"),
-        ({"ensemble_scheduling": {"step": []}}, "the steps of an ensemble cannot be set"),
+        ({"ensemble_scheduling": 5}, "5 stands where a table is needed"),
+        ({"model_transaction_policy": {"decoupled": True}}, "decoupled cannot be set"),
+        ({"ensemble_scheduling": {"step": [{"model_name": "m"}]}}, "the steps of an ensemble cannot be set"),
     ],
 )
 def test_options_refuse(options: dict[str, object], said: str) -> None:

@@ -12,6 +12,7 @@ from builder.inputs import Input, parse_input
 from builder.runtime.joining import Joiner
 from builder.runtime.manifest import Manifest
 from builder.runtime.optional import with_defaults
+from builder.runtime.sequences import SequenceStates
 from builder.settings import Settings
 from builder.signature import match_inputs
 from builder.types import Derived, OutputSpec, Range, TensorSpec
@@ -74,6 +75,36 @@ def test_what_is_left_out_has_the_sizes_of_the_rest() -> None:
     assert half["b"].tolist() == [0.5, 0.5]
     with pytest.raises(RequestError, match="no other input says how large its B"):
         with_defaults([tensor("x", "float32", 2), tensor("m", "float32", BATCH)], {"x": np.zeros(2)}, {"m": 1})
+
+
+def test_values_that_lie_in_different_places_are_joined() -> None:
+    for padding in ({}, {"x": 0}):
+        joiner = Joiner(manifest([tensor("x", "float32", BATCH, TOKENS)], [tensor("y", "float32", BATCH)], **padding))
+        for order in (1, -1):
+            values = [np.ones((1, 8), np.float32), torch.ones(2, 8)][::order]
+            joined = joiner.join([{"x": v} for v in values])
+            assert tuple(joined["x"].shape) == (3, 8) and float(joined["x"].sum()) == 24
+
+
+def test_a_sequence_without_its_state_is_an_error() -> None:
+    states = SequenceStates({"state": "new"}, {"sequence_batching": {"oldest": {"max_candidate_sequences": 3}}})
+    with pytest.raises(RequestError, match="the state of sequence 5 is not here"):
+        states.before(5, False)
+    assert states.before(5, True) == {}
+    states.after(5, False, {"new": np.ones(2)})
+    assert states.before(5, False)["state"].tolist() == [1, 1]
+    states.after(5, True, {"new": np.ones(2)})
+    with pytest.raises(RequestError, match="begin it again"):
+        states.before(5, False)
+
+
+def test_states_of_sequences_that_nobody_ends_do_not_pile_up() -> None:
+    states = SequenceStates({"state": "new"}, {})
+    for sequence in range(10_000):
+        states.before(sequence, True)
+        states.after(sequence, False, {"new": np.zeros(1)})
+    assert len(states._kept) < 10_000
+    assert states.before(9_999, False)
 
 
 class _Net(torch.nn.Module):

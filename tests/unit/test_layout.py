@@ -125,6 +125,30 @@ def test_a_plan_needs_a_backend_that_takes_its_tensors(
     assert "--layout python" in str(caught.value)
 
 
+def test_sizes_that_inputs_share_are_compared_by_who_can() -> None:
+    inputs = [tensor("a", "float32", BATCH, TOKENS), tensor("b", "float32", BATCH, TOKENS)]
+    for compiler, layout in (("tensorrt", "plan"), ("onnxruntime", "python")):
+        chosen = choose([Step("segment_0", compiler, tuple(inputs), (Y,))], inputs=inputs)
+        assert chosen.layout == layout
+    assert "T is one size in all inputs" in chosen.reason
+    asked = choose([Step("segment_0", "onnxruntime", tuple(inputs), (Y,))], inputs=inputs, layout="plan")
+    assert asked.layout == "plan"
+
+
+def test_sequences_and_layouts() -> None:
+    options = TritonOptions.model_validate({"sequence_batching": {"direct": {}}})
+    assert "an ensemble has no sequences" in choose(two("tensorrt", "torch"), options=options).reason
+    assert choose(one("onnxruntime"), options=options).layout == "plan"
+    with pytest.raises(RepositoryError, match="would not know the names of its states"):
+        choose(one("inductor"), options=options, layout="plan")
+
+
+def test_a_python_member_cannot_choose_among_profiles() -> None:
+    profiles = [[tensor("x", "float32", BATCH, Range(low, low, high, "T"), 16)] for low, high in ((8, 63), (64, 256))]
+    with pytest.raises(RepositoryError, match="cannot choose among the model's profiles"):
+        choose(two("tensorrt_rtx", "torch"), layout="ensemble", profiles=profiles)
+
+
 def test_asking_needs_a_release() -> None:
     with pytest.raises(SpecError, match="which Triton release"):
         choose(one("onnxruntime"), layout="plan", triton=None)
