@@ -23,6 +23,7 @@ Log = Callable[[], Sequence[str]]
 
 _TIMEOUT = 600.0
 _POLL_SECONDS = 0.05
+_LOG_SECONDS = 2.0
 
 # What the server says, and what it says where it says nothing.
 _NO_CONTROL = "explicit model load / unload is not allowed"
@@ -51,12 +52,12 @@ def reload(
         ServingError: with the server's reason, when it refuses, fails, or has another repository.
         BuilderError: what `smoke` raises.
     """
-    seen = len(log()) if log else 0
+    seen = frozenset(log()) if log else frozenset()
     with _connected(url, timeout) as client:
         try:
             client.load_model(name)
         except ServingError as error:
-            raise _explained(error, name, list(log())[seen:] if log else []) from None
+            raise _explained(error, name, _new_lines(log, seen) if log and _OPAQUE in error.what else []) from None
         _wait_ready(client, name, version, timeout)
     if smoke is not None:
         smoke()
@@ -109,6 +110,16 @@ def _wait_ready(client: Client, name: str, version: int | None, timeout: float) 
             raise ServingError(
                 f"model {name} is not ready after {timeout:g} seconds: {said}", where=f"{client.protocol} {client.url}"
             )
+        time.sleep(_POLL_SECONDS)
+
+
+def _new_lines(log: Log, seen: frozenset[str]) -> list[str]:
+    """What the log says since: it comes through a pipe, after the server's answer, and keeps its last lines only."""
+    deadline = time.monotonic() + _LOG_SECONDS
+    while True:
+        lines = [line for line in log() if line not in seen]
+        if any("Poll failed" in line for line in lines) or time.monotonic() > deadline:
+            return lines
         time.sleep(_POLL_SECONDS)
 
 

@@ -187,7 +187,7 @@ def test_a_segment_that_does_not_build_is_left_to_pytorch(tmp_path: Path, monkey
     assert [s.compiler for s in result.segments] == ["torch", "onnxruntime"]
     assert {f.reason for f in result.plan.fallbacks} >= {"its segment does not build: no kernel for that"}
     with pytest.raises(CompileError, match="no kernel for that"):
-        build(spec("first_half", HYBRID[1], require_full_compilation=True), root=tmp_path / "repo")
+        build(spec("first_half", HYBRID[1], require_full_compilation=True), root=tmp_path / "strict")
 
 
 def test_a_random_model_is_told_apart(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_everything_in_a_file_arrives(tmp_path: Path) -> None:
     assert (spec.settings.compiler, spec.settings.min_block_size) == ("onnxruntime", 3)
     assert spec.settings.torch_executed_ops == ("aten::gelu",)
     assert spec.settings.verify.rtol == 1e-3
-    assert spec.triton.parameters == {"key": "value"}
+    assert spec.triton.fields["parameters"] == {"key": "value"}
 
 
 def test_the_command_line_wins(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def runner(
     tmp_path: Path,
     fake: FakeTensorRT,
     outputs: tuple[str, ...] = ("float32",),
+    inputs: int = 1,
     **options: Any,
 ) -> runtime.TensorRTRunner:
     monkeypatch.setattr(runtime.importlib, "import_module", lambda name: fake)
@@ -69,7 +70,7 @@ def runner(
         "engine",
         "tensorrt",
         "model.plan",
-        (),
+        tuple(TensorSpec(f"i{i}", "float32", anything) for i in range(inputs)),
         tuple(TensorSpec(f"o{i}", d, anything) for i, d in enumerate(outputs)),
     )
     # Its tensors stay where the fake can read them.
@@ -81,7 +82,7 @@ def test_shapes_and_addresses_are_set_before_the_call(
 ) -> None:
     fake = FakeTensorRT({"input_0": FLOAT, "input_1": FLOAT}, {"output_0": FLOAT}, lambda a, b: (a @ b,))
     a, b = torch.randn(2, 3), torch.randn(3, 4)
-    (got,) = runner(monkeypatch, tmp_path, fake).run([a.numpy(), b])
+    (got,) = runner(monkeypatch, tmp_path, fake, inputs=2).run([a.numpy(), b])
     torch.testing.assert_close(got, a @ b)
     names = [c[0] for c in fake.calls]
     assert names.index("execute") == len(names) - 1
@@ -95,7 +96,7 @@ def test_an_input_that_the_plan_does_not_have_is_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: Stream
 ) -> None:
     fake = FakeTensorRT({"input_1": FLOAT}, {"output_0": FLOAT}, lambda b: (b + 1,))
-    (got,) = runner(monkeypatch, tmp_path, fake).run([torch.ones(5), torch.ones(2)])
+    (got,) = runner(monkeypatch, tmp_path, fake, inputs=2).run([torch.ones(5), torch.ones(2)])
     assert got.tolist() == [2.0, 2.0]
 
 
