@@ -88,8 +88,9 @@ Reload = Annotated[
 ]
 
 
-def _directory(text: str) -> Path:
-    if "://" in text:
+def _directory(text: str | Path) -> Path:
+    # A default comes as it is.
+    if isinstance(text, str) and "://" in text:
         raise typer.BadParameter(f"{text} is no directory on this machine; only build takes a URL")
     return Path(text)
 
