@@ -5,12 +5,21 @@ They are imported late: tritonclient.grpc takes a quarter of a second, which onl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from builder.errors import SpecError, did_you_mean
 
-__all__ = ["config_from_fields", "config_text", "new_config", "parse_config"]
+__all__ = [
+    "config_from_fields",
+    "config_text",
+    "enum_name",
+    "new_config",
+    "only",
+    "parse_config",
+    "type_name",
+    "type_number",
+]
 
 
 def new_config() -> Any:
@@ -36,12 +45,40 @@ def config_text(message: Any) -> Iterator[str]:
     from google.protobuf import text_format
 
     for descriptor, _ in message.ListFields():
-        part = type(message)()
-        kept = [d.name for d, _ in message.ListFields() if d.name != descriptor.name]
-        part.CopyFrom(message)
-        for name in kept:
-            part.ClearField(name)
+        part = only(message, [descriptor.name])
         yield text_format.MessageToString(part, as_utf8=True, print_unknown_fields=False)
+
+
+def only(message: Any, names: Collection[str]) -> Any:
+    """A copy with these fields, as far as they are set."""
+    part = type(message)()
+    part.CopyFrom(message)
+    for descriptor, _ in message.ListFields():
+        if descriptor.name not in names:
+            part.ClearField(descriptor.name)
+    return part
+
+
+def type_number(name: str) -> int:
+    """The number of a data type ("TYPE_FP32")."""
+    return int(_data_types().values_by_name[name].number)
+
+
+def type_name(number: int) -> str:
+    """The name of a data type; its number where it is none."""
+    return enum_name(_data_types(), number)
+
+
+def enum_name(descriptor: Any, number: int) -> str:
+    """The name of an enum's value; the number where it has none, which the text may give."""
+    values = descriptor.values_by_number
+    return str(values[number].name) if number in values else str(number)
+
+
+def _data_types() -> Any:
+    from tritonclient.grpc import model_config_pb2
+
+    return model_config_pb2.DataType.DESCRIPTOR
 
 
 def config_from_fields(fields: Mapping[str, Any], where: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from builder.errors import RepositoryError
-from builder.model_config import parse_config
+from builder.model_config import parse_config, type_name
 from builder.repository.plan import CONFIG_NAME
 
 __all__ = [
@@ -42,16 +42,10 @@ def signature(config: Any) -> frozenset[str]:
     """A line for each input and output, with its whole shape as a client sees it."""
     batch = [-1] if config.max_batch_size > 0 else []
     return frozenset(
-        f"{kind} {tensor.name}: {_data_type(tensor)} {[*batch, *tensor.dims]}{' optional' * _optional(tensor)}"
+        f"{kind} {tensor.name}: {type_name(tensor.data_type)} {[*batch, *tensor.dims]}{' optional' * _optional(tensor)}"
         for kind, tensors in (("input", config.input), ("output", config.output))
         for tensor in tensors
     )
-
-
-def _data_type(tensor: Any) -> str:
-    """The name of a tensor's type; its number where this release of Triton's protocol knows no name."""
-    kinds = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
-    return str(kinds[tensor.data_type].name if tensor.data_type in kinds else tensor.data_type)
 
 
 def _optional(tensor: Any) -> bool:

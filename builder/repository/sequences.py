@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from builder.errors import SpecError, did_you_mean
+from builder.model_config import type_number
 from builder.repository.config import declared
 from builder.triton_options import TritonOptions
 from builder.types import TensorSpec
@@ -81,7 +82,7 @@ def describe_states(config: Any, inputs: Sequence[TensorSpec], *, batched: bool)
     for state in config.sequence_batching.state:
         tensor = declared(known[state.input_name], batched=batched)
         if not state.data_type:
-            state.data_type = _data_type(tensor.data_type)
+            state.data_type = type_number(tensor.data_type)
         if not state.dims:
             state.dims.extend(tensor.dims)
         if not state.initial_state and all(d > 0 for d in tensor.dims):
@@ -101,10 +102,4 @@ def hand_over_states(config: Any) -> None:
         if data_type is None:
             control.fp32_false_true.extend([0.0, 1.0])
         else:
-            control.data_type = _data_type(data_type)
-
-
-def _data_type(name: str) -> int:
-    from tritonclient.grpc import model_config_pb2
-
-    return int(model_config_pb2.DataType.Value(name))
+            control.data_type = type_number(data_type)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from builder.model_config import type_name
 from builder.releases import first_release
-from builder.repository.lint.model import Model, type_name
+from builder.repository.lint.model import Model
 from builder.repository.lint.rule import Problem, rule
 
 __all__ = ["RULES"]

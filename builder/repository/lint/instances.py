@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from builder.repository.lint.model import ANY, Model, enum_name
+from builder.model_config import enum_name
+from builder.repository.lint.model import ANY, Model
 from builder.repository.lint.rule import Problem, rule
 
 __all__ = ["RULES"]

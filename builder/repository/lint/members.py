@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from builder.repository.lint.model import ANY, Model, type_name
+from builder.model_config import type_name
+from builder.repository.lint.model import ANY, Model
 from builder.repository.lint.positions import Field
 from builder.repository.lint.rule import Problem, rule
 
@@ -77,15 +78,7 @@ def _batch_size(model: Model) -> Iterator[Problem]:
 
 @rule("member-input-unknown", "error")
 def _unknown_input(model: Model) -> Iterator[Problem]:
-    for place, step, member in _steps(model):
-        names = {tensor.name for tensor in member.config.input}
-        for name in sorted(step.input_map.keys() - names) if names else ():
-            yield Problem(
-                f"in ensemble {model.name}, ensemble tensor {step.input_map[name]} is mapping to non-existing input "
-                f"{name} in model {step.model_name}",
-                f"its inputs are {', '.join(sorted(names))}",
-                (*place, "input_map", name),
-            )
+    yield from _unknown_tensors(model, "input", "is mapping to non-existing input")
 
 
 @rule("member-input-unmapped", "error")
@@ -103,14 +96,19 @@ def _unmapped_input(model: Model) -> Iterator[Problem]:
 
 @rule("member-output-unknown", "error")
 def _unknown_output(model: Model) -> Iterator[Problem]:
+    yield from _unknown_tensors(model, "output", "is mapped from non-existing output")
+
+
+def _unknown_tensors(model: Model, kind: str, said: str) -> Iterator[Problem]:
+    """Keys of a step's map of inputs or outputs that the member does not have."""
     for place, step, member in _steps(model):
-        names = {tensor.name for tensor in member.config.output}
-        for name in sorted(step.output_map.keys() - names) if names else ():
+        names, field = {tensor.name for tensor in getattr(member.config, kind)}, f"{kind}_map"
+        given = getattr(step, field)
+        for name in sorted(given.keys() - names) if names else ():
             yield Problem(
-                f"in ensemble {model.name}, ensemble tensor {step.output_map[name]} is mapped from non-existing output "
-                f"{name} in model {step.model_name}",
-                f"its outputs are {', '.join(sorted(names))}",
-                (*place, "output_map", name),
+                f"in ensemble {model.name}, ensemble tensor {given[name]} {said} {name} in model {step.model_name}",
+                f"its {kind}s are {', '.join(sorted(names))}",
+                (*place, field, name),
             )
 
 

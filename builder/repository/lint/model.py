@@ -12,7 +12,7 @@ from builder.releases import Release
 from builder.repository.lint.folder import Folder
 from builder.repository.lint.positions import Field, Positions
 
-__all__ = ["ANY", "Model", "Neighbours", "enum_name", "fits", "type_name"]
+__all__ = ["ANY", "Model", "Neighbours", "fits"]
 
 ANY = -1
 
@@ -153,19 +153,6 @@ class Model:
         """A path below the model's directory, which must be known."""
         assert self.folder is not None
         return self.folder.path.joinpath(*parts)
-
-
-def type_name(number: int) -> str:
-    """The name of a data type ("TYPE_FP32"); its number where it is none."""
-    from tritonclient.grpc import model_config_pb2
-
-    return enum_name(model_config_pb2.DataType.DESCRIPTOR, number)
-
-
-def enum_name(descriptor: Any, number: int) -> str:
-    """The name of an enum's value; the number where it has none, which the text may give."""
-    values = descriptor.values_by_number
-    return str(values[number].name) if number in values else str(number)
 
 
 def fits(shape: Sequence[int], dims: Sequence[int]) -> bool:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from builder.repository.lint.model import ANY, Model, type_name
+from builder.model_config import type_name
+from builder.repository.lint.model import ANY, Model
 from builder.repository.lint.onnx_file import OnnxFile, OnnxTensor, read_onnx
 from builder.repository.lint.positions import Field
 from builder.repository.lint.rule import Problem, rule

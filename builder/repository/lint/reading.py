@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from builder.model_config import new_config
 from builder.repository.lint.finding import Finding
 from builder.repository.lint.positions import Positions, field_positions
 
-__all__ = ["new_config", "parse_config", "read_text"]
+__all__ = ["parse_config", "read_text"]
 
 _READ_AT_MOST = 8 << 20
 
@@ -51,13 +52,6 @@ def parse_config(text: str, path: str) -> tuple[Any, Positions] | Finding:
         # What an escape makes of a string may be no text, and what a number says no value of its field.
         return _unparsed(path, str(error), None)
     return config, field_positions(text, config.DESCRIPTOR)
-
-
-def new_config() -> Any:
-    """An empty configuration."""
-    from tritonclient.grpc import model_config_pb2
-
-    return model_config_pb2.ModelConfig()
 
 
 def _unreadable(path: Path, reason: str, line: int | None) -> Finding:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from builder.model_config import new_config
 from builder.releases import Release
 from builder.repository.lint.finding import Finding
 from builder.repository.lint.folder import Folder
 from builder.repository.lint.model import Model
 from builder.repository.lint.positions import Positions
-from builder.repository.lint.reading import new_config, parse_config, read_text
+from builder.repository.lint.reading import parse_config, read_text
 
 __all__ = ["CONFIG_NAME", "Loaded", "Repository"]
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from builder.repository.lint.model import Model, enum_name, type_name
+from builder.model_config import enum_name, type_name
+from builder.repository.lint.model import Model
 from builder.repository.lint.rule import Problem, rule
 
 __all__ = ["RULES"]

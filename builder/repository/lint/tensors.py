@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from builder.repository.lint.model import ANY, Model, type_name
+from builder.model_config import type_name
+from builder.repository.lint.model import ANY, Model
 from builder.repository.lint.rule import Problem, rule
 
 __all__ = ["RULES"]

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from builder.repository.lint.model import Model, fits, type_name
+from builder.model_config import type_name
+from builder.repository.lint.model import Model, fits
 from builder.repository.lint.positions import Field
 from builder.repository.lint.rule import Problem, rule
 

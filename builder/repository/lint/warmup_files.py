@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from builder.repository.lint.model import Model, type_name
+from builder.model_config import type_name
+from builder.repository.lint.model import Model
 from builder.repository.lint.positions import Field
 from builder.repository.lint.rule import Problem, rule
 
