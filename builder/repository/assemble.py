@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from builder.repository.assembly import (
     MODEL_FILE,
-    PYTHON_PARAMETERS,
     Assembly,
     beside,
     described,
@@ -46,11 +45,10 @@ def check_options(parts: Assembly) -> tuple[str, list[str]]:
         RepositoryError, SpecError: as `assemble`.
     """
     if parts.layout.layout == "plan":
-        native = NATIVE[parts.layout.runners[0]]
-        config = model_config(parts, backend=native.backend, platform=native.platform, native=native)
+        config = model_config(parts, native=NATIVE[parts.layout.runners[0]])
     else:
         # The members of an ensemble get what is set for models that have instances.
-        config = model_config(parts, backend="python", parameters=PYTHON_PARAMETERS)
+        config = model_config(parts)
     text = render_config(dataclasses.replace(config, warmup=()))
     warnings = validate_config(text, parts.manifest.name, parts.release)
     if parts.layout.layout == "plan" and NATIVE[parts.layout.runners[0]].positional:
@@ -61,14 +59,13 @@ def check_options(parts: Assembly) -> tuple[str, list[str]]:
 
 def _assemble_python(parts: Assembly) -> RepositoryPlan:
     """One Python model that runs all segments."""
-    config = model_config(parts, backend="python", parameters=PYTHON_PARAMETERS)
     artifacts = {f"{name}/{path}": source for name, s in parts.files.items() for path, source in s.files.items()}
     segments = tuple(
         dataclasses.replace(s, artifact=f"{s.name}/{parts.files[s.name].artifact}") for s in parts.manifest.segments
     )
     return RepositoryPlan(
         manifest=described(parts, segments),
-        config=render_config(config),
+        config=render_config(model_config(parts)),
         artifacts={**artifacts, **(parts.preprocessing.files if parts.preprocessing else {})},
         texts={MODEL_FILE: model_file(parts)},
         beside=beside(parts),

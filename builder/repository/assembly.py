@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -30,7 +29,6 @@ from builder.types import DTYPES
 
 __all__ = [
     "MODEL_FILE",
-    "PYTHON_PARAMETERS",
     "Assembly",
     "SegmentFiles",
     "beside",
@@ -41,9 +39,6 @@ __all__ = [
 ]
 
 MODEL_FILE = "model.py"
-
-# Without it the Python backend copies every input to the CPU first.
-PYTHON_PARAMETERS = {"FORCE_CPU_ONLY_INPUT_TENSORS": "no"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +84,12 @@ class Assembly:
         return self.manifest.target.get("device") == "cuda"
 
 
-def model_config(
-    parts: Assembly,
-    *,
-    backend: str = "",
-    platform: str = "",
-    native: NativeBackend | None = None,
-    parameters: Mapping[str, str] | None = None,
-) -> ModelConfig:
+def model_config(parts: Assembly, *, native: NativeBackend | None = None, ensemble: bool = False) -> ModelConfig:
     """The model's own config.pbtxt, under the model's own names.
 
     Args:
-        backend, platform: of the model.
-        native: the backend that runs its engine, if it is one of the server's own.
-        parameters: that the model needs.
+        native: the backend that runs its engine, if it is one of the server's own; else our Python model runs it.
+        ensemble: whether it only calls other models.
     Raises:
         SpecError: when an option names an input or output that is not there.
     """
@@ -110,7 +97,14 @@ def model_config(
     manifest, options, batched = parts.manifest, parts.options, parts.batching.batched
     carried = states(options, manifest.inputs, [o.tensor for o in manifest.outputs])
     hidden = {*carried, *carried.values(), *control_inputs(options)}
-    fields = _fields(parts, parameters or {}, native, ensemble=platform == "ensemble")
+    fields = model_fields(
+        options,
+        native,
+        on_gpu=parts.on_gpu,
+        batched=batched,
+        profiles=len(manifest.profiles) if native is not None and native.backend == "tensorrt" else 0,
+        ensemble=ensemble,
+    )
     if carried and native is None:
         hand_over_states(fields)
     elif carried:
@@ -124,74 +118,57 @@ def model_config(
     ]
     if parts.preprocessing is not None:
         inputs = list(seen_inputs(parts.preprocessing, batched=batched))
+    labelled = label_files(parts)
     outputs = [
         dataclasses.replace(
             declared(o.tensor, batched=batched),
-            labels=label_files(parts).get(o.tensor.name, ("", None))[0],
+            labels=labelled[o.tensor.name][0] if o.tensor.name in labelled else "",
         )
         for o in manifest.outputs
         if o.tensor.name not in hidden
     ]
     return ModelConfig(
         name=manifest.name,
-        backend=backend,
-        platform=platform,
+        backend="" if ensemble else native.backend if native else "python",
+        platform="ensemble" if ensemble else native.platform if native else "",
         max_batch_size=parts.batching.max_batch_size,
         remark=f"max_batch_size: {parts.batching.reason}",
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         fields=fields,
-        # The server's warm-up knows no sequences.
-        warmup=() if options.fields.get("sequence_batching") else tuple(_samples(parts)),
+        # An ensemble's members have a warm-up of their own.
+        warmup=() if ensemble else tuple(sample for sample, _ in _warmup(parts)),
     )
 
 
-def _fields(
-    parts: Assembly, parameters: Mapping[str, str], native: NativeBackend | None, *, ensemble: bool = False
-) -> Any:
-    return model_fields(
-        parts.options,
-        native,
-        parameters=parameters,
-        on_gpu=parts.on_gpu,
-        batched=parts.batching.batched and not ensemble,
-        profiles=len(parts.manifest.profiles) if native is not None and native.backend == "tensorrt" else 0,
-        ensemble=ensemble,
-    )
+def _warmup(parts: Assembly) -> Iterator[tuple[ConfigSample, Mapping[str, bytes]]]:
+    """The warm-up requests and the files of each; none where the user turned it off, and for sequences, which it does not know."""
+    if not parts.options.model_warmup or "sequence_batching" in parts.options.fields:
+        return
+    limit = parts.batching.max_batch_size
+    if parts.preprocessing is not None:
+        yield from example_samples(parts.preprocessing, limit)
+        return
+    for sample in parts.warmup:
+        # No server takes an empty tensor.
+        if all(t.data for t in sample.tensors.values()):
+            yield _sample(sample.as_batch(limit) if limit else sample)
 
 
-def _samples(parts: Assembly) -> Iterator[ConfigSample]:
-    if parts.preprocessing is None:
-        yield from map(_sample, _warmup(parts))
-    elif parts.options.model_warmup:
-        yield from (sample for sample, _ in example_samples(parts.preprocessing, parts.batching.max_batch_size))
-
-
-def _sample(sample: WarmupSample) -> ConfigSample:
+def _sample(sample: WarmupSample) -> tuple[ConfigSample, Mapping[str, bytes]]:
+    files = {name: sample.file_name(name) for name in sample.tensors}
     tensors = tuple(
-        (name, DTYPES[tensor.dtype].triton, tensor.shape or (1,), sample.file_name(name))
+        (name, DTYPES[tensor.dtype].triton, tensor.shape or (1,), files[name])
         for name, tensor in sample.tensors.items()
     )
-    return ConfigSample(sample.name, sample.batch_size, tensors)
-
-
-def _warmup(parts: Assembly) -> list[WarmupSample]:
-    """The samples to write; none when the user turned the warm-up off, none of an empty tensor, which no server takes."""
-    if not parts.options.model_warmup or parts.options.fields.get("sequence_batching") or parts.preprocessing:
-        return []
-    whole = [s for s in parts.warmup if all(t.data for t in s.tensors.values())]
-    return [s.as_batch(parts.batching.max_batch_size) for s in whole] if parts.batching.batched else whole
+    return ConfigSample(sample.name, sample.batch_size, tensors), {files[n]: t.data for n, t in sample.tensors.items()}
 
 
 def beside(parts: Assembly) -> dict[str, Path | bytes]:
     """The files in the model's directory: labels and warm-up."""
     found: dict[str, Path | bytes] = dict(label_files(parts).values())
-    for sample in _warmup(parts):
-        for name, tensor in sample.tensors.items():
-            found[f"{WARMUP_DIRECTORY}/{sample.file_name(name)}"] = tensor.data
-    if parts.preprocessing is not None and parts.options.model_warmup:
-        for _, files in example_samples(parts.preprocessing, parts.batching.max_batch_size):
-            found.update((f"{WARMUP_DIRECTORY}/{name}", data) for name, data in files.items())
+    for _, files in _warmup(parts):
+        found.update((f"{WARMUP_DIRECTORY}/{name}", data) for name, data in files.items())
     return found
 
 

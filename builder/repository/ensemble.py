@@ -52,7 +52,7 @@ def assemble_ensemble(parts: Assembly) -> RepositoryPlan:
                 },
             )
         )
-    config = model_config(parts, platform="ensemble")
+    config = model_config(parts, ensemble=True)
     given = {value for step in steps for value in step.inputs.values()}
     unused = [t.name for t in parts.manifest.inputs if t.name not in given]
     if unused:
@@ -65,7 +65,6 @@ def assemble_ensemble(parts: Assembly) -> RepositoryPlan:
     config = dataclasses.replace(
         config,
         steps=tuple(steps),
-        warmup=(),
         max_inflight_requests=inflight,
     )
     unique = {m.name: m for m in members}

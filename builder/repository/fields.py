@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from builder.errors import SpecError
-from builder.model_config import new_config
+from builder.model_config import new_config, only
 from builder.repository.backends import NativeBackend
 from builder.triton_options import TritonOptions
 from builder.types import TensorSpec
@@ -20,12 +20,14 @@ _PLACED = ("max_batch_size", "ensemble_scheduling")
 _OF_MEMBERS = ("instance_group", "optimization", "parameters", "model_operations", "cc_model_filenames")
 _QUEUES = ("dynamic_batching",)
 
+# Without it the Python backend copies every input to the CPU first.
+_PYTHON_PARAMETERS = {"FORCE_CPU_ONLY_INPUT_TENSORS": "no"}
+
 
 def model_fields(
     options: TritonOptions,
     native: NativeBackend | None,
     *,
-    parameters: Mapping[str, str],
     on_gpu: bool,
     batched: bool,
     profiles: int,
@@ -36,7 +38,6 @@ def model_fields(
     Args:
         options: of the user.
         native: the backend that runs its engine; None for our Python model and for an ensemble.
-        parameters: that our model needs.
         on_gpu: whether engines run on a GPU.
         batched: whether a server may join its requests.
         profiles: how many optimization profiles Triton chooses from.
@@ -61,8 +62,9 @@ def model_fields(
                 where="[triton].ensemble_scheduling",
                 fix="leave it out, or use --layout ensemble",
             )
-        _add_parameters(config, parameters)
-        if native is not None:
+        if native is None:
+            _add_parameters(config)
+        else:
             _add_instances(config, on_gpu)
         if batched and not given.HasField("sequence_batching"):
             config.dynamic_batching.SetInParent()
@@ -77,16 +79,10 @@ def member_fields(
     Args:
         first: whether requests wait in its queue; to wait again before each later step would only cost time.
     """
-    config, given = new_config(), new_config()
-    chosen = options.message()
-    for name in _OF_MEMBERS:
-        if name == "optimization" and not chosen.HasField(name):
-            continue
-        _copy(chosen, given, name)
-    if batched and first:
-        _copy(chosen, given, "dynamic_batching")
+    queues = _QUEUES if batched and first else ()
+    config, given = new_config(), only(options.message(), (*_OF_MEMBERS, *queues))
     if native is None:
-        _add_parameters(config, {"FORCE_CPU_ONLY_INPUT_TENSORS": "no"})
+        _add_parameters(config)
     _add_instances(config, on_gpu)
     if batched:
         config.dynamic_batching.SetInParent()
@@ -124,8 +120,8 @@ def add_graphs(
                 spec.input[name].dim.extend(shape[start:])
 
 
-def _add_parameters(config: Any, parameters: Mapping[str, str]) -> None:
-    for key, value in parameters.items():
+def _add_parameters(config: Any) -> None:
+    for key, value in _PYTHON_PARAMETERS.items():
         config.parameters[key].string_value = value
 
 
@@ -137,16 +133,6 @@ def _add_instances(config: Any, on_gpu: bool) -> None:
     if on_gpu:
         # All on one GPU, or tensors between models travel from one to another.
         group.gpus.append(0)
-
-
-def _copy(source: Any, target: Any, name: str) -> None:
-    if name in [d.name for d, _ in source.ListFields()]:
-        field = type(target)()
-        field.CopyFrom(source)
-        for descriptor, _ in source.ListFields():
-            if descriptor.name != name:
-                field.ClearField(descriptor.name)
-        target.MergeFrom(field)
 
 
 def _merged(ours: Any, given: Any, profiles: int) -> Any:

@@ -39,7 +39,7 @@ def assemble_plan(parts: Assembly) -> RepositoryPlan:
             where="--layout",
             fix="use --layout python",
         )
-    config = model_config(parts, backend=native.backend, platform=native.platform, native=native)
+    config = model_config(parts, native=native)
     if native.backend == "tensorrt" and parts.manifest.settings.get("tensorrt", {}).get("cuda_graphs"):
         # The engine's order of inputs is not the model's.
         profiles = [{t.name: t for t in p} for p in parts.manifest.profiles]
