@@ -8,7 +8,6 @@ import datetime
 import errno
 import importlib.metadata
 import platform
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,18 +20,18 @@ from builder.cache.engine_cache import EngineCache
 from builder.cache.options import CacheOptions
 from builder.compilers.base import BuildContext, Compiler, CompilerSession
 from builder.compilers.registry import choose_compiler
-from builder.engines import CompiledSegment, Origin, SegmentCompiler
+from builder.engines import CompiledSegment, Origin, SegmentCompiler, SegmentCompilers
 from builder.errors import CompileError, RepositoryError, SpecError
 from builder.export import ExportedModel, export_model
 from builder.inputs import Constant, Input
 from builder.models.loaded import LoadedModel
 from builder.models.sources import load_model
 from builder.partition.partitioner import partition
-from builder.partition.plan import PartitionPlan, Segment
+from builder.partition.plan import PartitionPlan
 from builder.placement import Placement, Placer
 from builder.progress import Progress, Silent
 from builder.publishing import PublishOptions, check_draft, check_target, publish_plan
-from builder.repository.assemble import assemble, check_options
+from builder.repository.assemble import assemble, check_options, lay_out
 from builder.repository.assembly import Assembly, SegmentFiles
 from builder.repository.ensemble import pool_bytes
 from builder.repository.plan import Publication, RepositoryPlan
@@ -159,9 +158,13 @@ def build(
             # What is compared with eager PyTorch here is computed as it will be when it is served.
             keep_float32()
         engines = EngineCache(options, work, progress.warn, progress.note)
-        segments = _Compilers(compiler, spec, session, engines, work, device, progress)
+        segments = SegmentCompilers(
+            SegmentCompiler(compiler, spec.settings, session, engines, _origin(spec), work, device, progress)
+        )
         on_gpu = compiler.target(spec.settings).get("device") == "cuda"
-        placer = Placer(spec, exported, compiler.name, on_gpu, _versions())
+        placer = Placer(spec, exported, compiler.name, _versions())
+
+        samples = _warmup(exported, spec)
 
         def parts(placement: Placement, split: PartitionPlan, compiled: list[CompiledSegment]) -> Assembly:
             return Assembly(
@@ -173,7 +176,7 @@ def build(
                 release=placement.release,
                 tool_version=_version(),
                 work=work,
-                warmup=_warmup(exported, spec),
+                warmup=samples,
                 labels=spec.labels(),
                 preprocessing=placement.preprocessing,
             )
@@ -201,40 +204,6 @@ def build(
         for need in (*placement.needs, *_pool(plan, on_gpu)):
             progress.note(f"the server needs {need}")
         return BuildResult(split, tuple(compiled), report, publication, clock.finished(), placement)
-
-
-class _Compilers:
-    """Compiles each segment with the build's compiler, or for the backend that will run it."""
-
-    def __init__(
-        self,
-        compiler: Compiler,
-        spec: BuildSpec,
-        session: CompilerSession,
-        engines: EngineCache,
-        work: Path,
-        device: str | None,
-        progress: Progress,
-    ) -> None:
-        self._spec = spec
-        self._work = work
-
-        def one(compiler: Compiler, session: CompilerSession) -> SegmentCompiler:
-            return SegmentCompiler(compiler, spec.settings, session, engines, _origin(spec), work, device, progress)
-
-        self._make = one
-        self._own = one(compiler, session)
-        self._inductor: SegmentCompiler | None = None
-
-    def compile(self, segment: Segment, runner: str, reference: SegmentReference) -> CompiledSegment:
-        """The files of a segment; a fallback segment that the PyTorch backend will run is compiled for it."""
-        if segment.kind == "engine" or runner != "inductor":
-            return self._own.compile(segment, reference)
-        if self._inductor is None:
-            inductor = choose_compiler("inductor")
-            self._inductor = self._make(inductor, inductor.session(BuildContext(self._work, self._spec.settings)))
-        done = self._inductor.compile(dataclasses.replace(segment, kind="engine"), reference)
-        return dataclasses.replace(done, segment=segment)
 
 
 def _pool(plan: RepositoryPlan, on_gpu: bool) -> list[str]:
@@ -297,7 +266,7 @@ def _partition_and_compile(
     spec: BuildSpec,
     session: CompilerSession,
     place: Callable[[PartitionPlan], Placement],
-    compilers: _Compilers,
+    compilers: SegmentCompilers,
     progress: Progress,
 ) -> tuple[PartitionPlan, Placement, list[CompiledSegment]]:
     """Compile what the plan says; a segment whose build fails goes to PyTorch, and the plan is made again."""
@@ -371,32 +340,13 @@ def _verify(
         reason = compiler.availability().detail
         progress.warn(f"not verified here: {reason}")
         return VerificationReport(False, reason=reason)
-    directory = _assembled(plan, work / "assembled")
+    directory = lay_out(plan, work / "assembled")
     compiled = RuntimeModel(directory, manifest=plan.manifest, device=device or "cpu")
 
     def told(count: int, point: Point) -> None:
         progress.step(str(point), count, 0)
 
     return verify_model(exported.eager, compiled, spec.settings, told)
-
-
-def _assembled(plan: RepositoryPlan, root: Path) -> Path:
-    """The version directory of a repository of hard links, to run the model as it will stand there.
-
-    ONNX Runtime follows no symbolic link to weights.
-    """
-    version = root / plan.name / "1"
-    version.mkdir(parents=True)
-    sources = {version / path: source for path, source in plan.artifacts.items()}
-    for member in plan.members:
-        sources.update((root / member.name / path, s) for path, s in member.files.items() if isinstance(s, Path))
-    for target, source in sources.items():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            target.hardlink_to(source)
-        except OSError:
-            shutil.copyfile(source, target)
-    return version
 
 
 def _device(compiler: Compiler, spec: BuildSpec) -> str | None:

@@ -11,6 +11,7 @@ import typer
 
 from builder.cli_cache import app as cache_app
 from builder.cli_common import (
+    DEFAULT_ROOT,
     Atol,
     Bounds,
     CacheDir,
@@ -57,8 +58,6 @@ app = typer.Typer(
 )
 app.add_typer(cache_app, name="cache")
 
-_DEFAULT_ROOT = Path("model_repo")
-
 
 def _spec(
     model: str,
@@ -98,7 +97,7 @@ def build(
     name: Name = None,
     output_name: OutputNames = None,
     bound: Bounds = None,
-    repo: Target = str(_DEFAULT_ROOT),
+    repo: Target = str(DEFAULT_ROOT),
     replace: Replace = False,
     keep: Keep = None,
     config: ConfigOption = "merge",
@@ -247,7 +246,7 @@ def inspect(
 @app.command(short_help="Serve a repository with Triton.")
 @reported
 def serve(
-    repo: Root = _DEFAULT_ROOT,
+    repo: Root = DEFAULT_ROOT,
     http_port: Annotated[int | None, typer.Option(help="A free one if not given.")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="A free one if not given.")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="A free one if not given.")] = None,
@@ -283,7 +282,7 @@ def smoke(
     model: Model,
     input_: Inputs = None,
     name: Name = None,
-    repo: Root = _DEFAULT_ROOT,
+    repo: Root = DEFAULT_ROOT,
     http_url: Annotated[str | None, typer.Option(help="HOST:PORT of a running server.")] = None,
     grpc_url: Annotated[str | None, typer.Option(help="HOST:PORT of a running server.")] = None,
     rtol: Rtol = None,

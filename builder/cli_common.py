@@ -15,6 +15,7 @@ import typer
 from builder.errors import BuilderError, VerificationError
 
 __all__ = [
+    "DEFAULT_ROOT",
     "Atol",
     "Bounds",
     "CacheDir",
@@ -48,6 +49,8 @@ __all__ = [
     "Target",
     "reported",
 ]
+
+DEFAULT_ROOT = Path("model_repo")
 
 Command = TypeVar("Command", bound=Callable[..., None])
 

@@ -7,11 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from builder.cli_common import Debug, Json, Root, reported
+from builder.cli_common import DEFAULT_ROOT, Debug, Json, Root, reported
 
 __all__ = ["ConfigOption", "prune", "rollback", "verify"]
-
-_DEFAULT_ROOT = Path("model_repo")
 
 Published = Annotated[
     str, typer.Argument(metavar="NAME", help="The model's name in the repository.", show_default=False)
@@ -28,7 +26,7 @@ def rollback(
     version: Annotated[
         int | None, typer.Argument(metavar="[VERSION]", help="The one before the newest if not given.", min=1)
     ] = None,
-    repo: Root = _DEFAULT_ROOT,
+    repo: Root = DEFAULT_ROOT,
     config: ConfigOption = "merge",
     as_json: Json = False,
     debug: Debug = False,
@@ -56,7 +54,7 @@ def rollback(
 def prune(
     name: Published,
     keep: Annotated[int, typer.Option("--keep", help="How many of the newest versions stay.", min=1)],
-    repo: Root = _DEFAULT_ROOT,
+    repo: Root = DEFAULT_ROOT,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

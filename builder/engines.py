@@ -12,7 +12,8 @@ from pathlib import Path
 
 from builder.cache.engine_cache import DETAILS, GRAPH_TEXT, EngineCache, EngineRequest, Entry
 from builder.cache.key import engine_key, key_components
-from builder.compilers.base import Compiler, CompilerSession, Fingerprint, RefitError
+from builder.compilers.base import BuildContext, Compiler, CompilerSession, Fingerprint, RefitError
+from builder.compilers.registry import choose_compiler
 from builder.lowering.program import save_program
 from builder.partition.plan import Segment
 from builder.progress import Progress
@@ -20,7 +21,7 @@ from builder.runtime.manifest import SegmentSpec
 from builder.settings import Settings
 from builder.verify.segments import SegmentReference
 
-__all__ = ["CompiledSegment", "Origin", "SegmentCompiler", "engine_components"]
+__all__ = ["CompiledSegment", "Origin", "SegmentCompiler", "SegmentCompilers", "engine_components"]
 
 _FALLBACK_FILE = "model.pt2"
 
@@ -227,3 +228,42 @@ class SegmentCompiler:
 
     def _directory(self, segment: Segment) -> Path:
         return Path(tempfile.mkdtemp(dir=self._work, prefix=f"{segment.name}-"))
+
+    def other(self, compiler: Compiler) -> SegmentCompiler:
+        """The same build with another compiler."""
+        session = compiler.session(BuildContext(self._work, self._settings))
+        return SegmentCompiler(
+            compiler,
+            self._settings,
+            session,
+            self._cache,
+            self._origin,
+            self._work,
+            self._device,
+            self._progress,
+        )
+
+
+class SegmentCompilers:
+    """Compiles each segment with the build's compiler, or for the backend that will run it.
+
+    Args:
+        own: of the build.
+    """
+
+    def __init__(self, own: SegmentCompiler) -> None:
+        self._own = own
+        self._inductor: SegmentCompiler | None = None
+
+    def compile(self, segment: Segment, runner: str, reference: SegmentReference) -> CompiledSegment:
+        """The files of a segment; a fallback segment that the PyTorch backend will run is compiled for it.
+
+        Raises:
+            CompileError: when the compiler does not take the segment.
+        """
+        if segment.kind == "engine" or runner != "inductor":
+            return self._own.compile(segment, reference)
+        if self._inductor is None:
+            self._inductor = self._own.other(choose_compiler("inductor"))
+        done = self._inductor.compile(dataclasses.replace(segment, kind="engine"), reference)
+        return dataclasses.replace(done, segment=segment)

@@ -50,19 +50,15 @@ class Placer:
         spec: of the build.
         model: that is built.
         compiler: the name of the engine compiler.
-        on_gpu: whether its engines run on a GPU.
         versions: of the packages that build.
     Raises:
         SpecError: when there is no such release.
     """
 
-    def __init__(
-        self, spec: BuildSpec, model: ExportedModel, compiler: str, on_gpu: bool, versions: dict[str, str]
-    ) -> None:
+    def __init__(self, spec: BuildSpec, model: ExportedModel, compiler: str, versions: dict[str, str]) -> None:
         self._spec = spec
         self._model = model
         self._compiler = compiler
-        self._on_gpu = on_gpu
         self._versions = versions
         self._rows: tuple[SymbolName, str] | None = None
         self.release = release(spec.repository.triton) if spec.repository.triton else None

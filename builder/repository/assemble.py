@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 from builder.repository.assembly import (
     MODEL_FILE,
@@ -19,7 +21,7 @@ from builder.repository.ensemble import assemble_ensemble
 from builder.repository.native import assemble_plan
 from builder.repository.plan import RepositoryPlan
 
-__all__ = ["assemble", "check_options"]
+__all__ = ["assemble", "check_options", "lay_out"]
 
 
 def assemble(parts: Assembly) -> RepositoryPlan:
@@ -55,6 +57,25 @@ def check_options(parts: Assembly) -> tuple[str, list[str]]:
         # What clients will call the tensors is not known before the segments are.
         return "", warnings
     return text, warnings
+
+
+def lay_out(plan: RepositoryPlan, root: Path) -> Path:
+    """The version directory of a repository of hard links, to run the model as it will stand there.
+
+    ONNX Runtime follows no symbolic link to weights.
+    """
+    version = root / plan.name / "1"
+    version.mkdir(parents=True)
+    sources = {version / path: source for path, source in plan.artifacts.items()}
+    for member in plan.members:
+        sources.update((root / member.name / path, s) for path, s in member.files.items() if isinstance(s, Path))
+    for target, source in sources.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.hardlink_to(source)
+        except OSError:
+            shutil.copyfile(source, target)
+    return version
 
 
 def _assemble_python(parts: Assembly) -> RepositoryPlan:

@@ -11,7 +11,11 @@ from builder.repository.history import History
 from builder.repository.interface import parsed_config, running_changes, served, signature_changes
 from builder.repository.plan import CONFIG_NAME
 
-__all__ = ["Decision", "decide"]
+__all__ = ["Decision", "Overtaken", "decide"]
+
+
+class Overtaken(Exception):
+    """Another publisher, or a person, changed what this attempt was decided from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from builder.files import sync_path
 from builder.repository.beside import add_beside
 from builder.repository.config_choice import ConfigChoice, ConfigMode
 from builder.repository.content import Source, link_or_store, size_of, store, sync_tree
-from builder.repository.decision import decide
+from builder.repository.decision import Overtaken, decide
 from builder.repository.digests import plan_digests, same_content, version_sources
 from builder.repository.history import RECORD_NAMES, History, LocalModel, Version, read_history
 from builder.repository.members import ensure_member
@@ -23,10 +23,6 @@ from builder.repository.undo import move, put_file
 from builder.runtime.manifest import MANIFEST_NAME, FileDigest, Manifest
 
 __all__ = ["Publisher"]
-
-
-class _Overtaken(Exception):
-    """Another publisher, or a person, changed what this attempt was decided from."""
 
 
 class Publisher:
@@ -72,7 +68,7 @@ class Publisher:
         history = self._history()
         try:
             published = self._finished(history, undo) or self._added(history, undo)
-        except _Overtaken:
+        except Overtaken:
             return None
         if self._keep is not None:
             take_out_versions(self._root, self._history(), self._keep, self._fresh(), undo)
@@ -139,7 +135,7 @@ class Publisher:
             history = self._history()
             newest = history.newest
             if newest is None or number not in history.versions:
-                raise _Overtaken
+                raise Overtaken
             text = choice.text if newest.number == number else newest.left
             current = history.config
             if current == text:
@@ -147,11 +143,11 @@ class Publisher:
                 return
             seen = {None, choice.before, newest.edited}
             if current not in seen and not history.is_written(current or ""):
-                raise _Overtaken  # a person edited the file just now
+                raise Overtaken  # a person edited the file just now
             fresh = self._fresh()
             store(text.encode(), fresh)
             if put_file(fresh, path, undo) != (None if current is None else current.encode()):
-                raise _Overtaken
+                raise Overtaken
 
     def _is(self, newest: Version) -> bool:
         """Whether the version has this content and is whole; digests nothing where sizes tell."""
@@ -202,7 +198,7 @@ class Publisher:
 
 def _move(source: Path, target: Path, undo: ExitStack) -> None:
     if not move(source, target, undo):
-        raise _Overtaken
+        raise Overtaken
 
 
 def _may_be(plan: RepositoryPlan, published: Manifest) -> bool:

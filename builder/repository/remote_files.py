@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from builder.errors import BuilderError, RepositoryError
@@ -132,17 +130,9 @@ class RemoteModel:
 
     def manifest(self, version: int) -> Manifest | None:
         """The manifest of a version; None where there is none."""
-        data = self.read(f"{version}/{MANIFEST_NAME}")
-        if data is None:
-            return None
-        with tempfile.TemporaryDirectory() as directory:
-            (Path(directory) / MANIFEST_NAME).write_bytes(data)
-            try:
-                return Manifest.read(Path(directory))
-            except RepositoryError as error:
-                raise RepositoryError(
-                    error.what, where=f"{self.where}/{version}/{MANIFEST_NAME}", fix=error.fix
-                ) from None
+        path = f"{version}/{MANIFEST_NAME}"
+        data = self.read(path)
+        return None if data is None else Manifest.from_json(data, f"{self.where}/{path}")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from builder.errors import RepositoryError
 from builder.repository.config_choice import ConfigMode
 from builder.repository.content import Source, digest_of, size_of
-from builder.repository.decision import Decision, decide
+from builder.repository.decision import Decision, Overtaken, decide
 from builder.repository.digests import plan_digests, same_content, version_sources
 from builder.repository.history import History, Version, read_history
 from builder.repository.interface import parsed_config
@@ -19,7 +19,7 @@ from builder.repository.plan import CONFIG_NAME, MemberPlan, Publication, Reposi
 from builder.repository.remote_files import RemoteRepository
 from builder.runtime.manifest import MANIFEST_NAME, FileDigest, Manifest
 
-__all__ = ["Overtaken", "RemotePublisher"]
+__all__ = ["RemotePublisher"]
 
 _CLAIM = ".claim-"
 
@@ -28,10 +28,6 @@ _LOOKS = 20
 
 # Below it an object's content is compared, above it only its size.
 _SMALL = 1 << 20
-
-
-class Overtaken(Exception):
-    """Another publisher, or a person, changed what this attempt was decided from."""
 
 
 class RemotePublisher:

@@ -15,11 +15,12 @@ from pathlib import Path
 from builder.errors import RepositoryError
 from builder.remote_url import OBJECT_STORES, open_place
 from builder.repository.config_choice import ConfigMode
+from builder.repository.decision import Overtaken
 from builder.repository.plan import Publication, RepositoryPlan
 from builder.repository.publish import check_plan, publish
 from builder.repository.remote_files import RemoteRepository, remote_errors
 from builder.repository.remote_prune import prune_remote
-from builder.repository.remote_publisher import Overtaken, RemotePublisher
+from builder.repository.remote_publisher import RemotePublisher
 
 __all__ = ["publish_remote"]
 

@@ -159,25 +159,41 @@ class Manifest:
         """
         path = version_dir / MANIFEST_NAME
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = path.read_bytes()
         except FileNotFoundError:
             raise RepositoryError(
                 "this directory holds no manifest, so it was not written by triton-repo",
                 where=str(version_dir),
                 fix="name a version directory such as model_repo/NAME/1",
             ) from None
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise RepositoryError(f"the manifest cannot be read: {error}", where=str(path), fix="build again") from None
+        return cls.from_json(data, str(path))
+
+    @classmethod
+    def from_json(cls, content: bytes, where: str) -> Manifest:
+        """The manifest that a file holds.
+
+        Args:
+            content: of the file.
+            where: it is, for messages.
+        Raises:
+            RepositoryError: when it is no JSON, incomplete or of another schema.
+        """
+        try:
+            data = json.loads(content)
+        except ValueError as error:
+            raise RepositoryError(f"the manifest cannot be read: {error}", where=where, fix="build again") from None
         if data.get("schema") != SCHEMA:
             raise RepositoryError(
                 f"the manifest has schema {data.get('schema')!r}, this version reads {SCHEMA}",
-                where=str(path),
+                where=where,
                 fix="use the triton-repo-builder that built it, or build again",
             )
         try:
             return cls._from_data(data)
         except (KeyError, TypeError) as error:
-            raise RepositoryError(f"the manifest is incomplete: {error}", where=str(path), fix="build again") from None
+            raise RepositoryError(f"the manifest is incomplete: {error}", where=where, fix="build again") from None
 
     @classmethod
     def _from_data(cls, data: dict[str, Any]) -> Manifest:

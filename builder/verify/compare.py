@@ -23,6 +23,7 @@ __all__ = [
     "VerificationReport",
     "compare_outputs",
     "compare_tensors",
+    "keep_worst",
     "request_of",
     "tolerances",
     "verify_model",
@@ -126,9 +127,7 @@ def verify_model(
         except VerificationError:
             _check_repeats(model, tensors, expected, settings, point)
             raise
-        for name, difference in differences.items():
-            if name not in worst or difference.relative >= worst[name].relative:
-                worst[name] = OutputError(name, difference.absolute, difference.relative, str(point))
+        keep_worst(worst, differences, str(point))
         count += 1
     if not count and out_of_bounds is not None:
         raise VerificationError(
@@ -137,6 +136,13 @@ def verify_model(
             fix="widen the bound, or give the inputs a value range (in LOW..HIGH) that keeps to it",
         )
     return VerificationReport(True, count, tuple(worst.values()))
+
+
+def keep_worst(worst: dict[str, OutputError], differences: Mapping[str, Difference], where: str) -> None:
+    """Note the differences that are at least as large as those noted before."""
+    for name, difference in differences.items():
+        if name not in worst or difference.relative >= worst[name].relative:
+            worst[name] = OutputError(name, difference.absolute, difference.relative, where)
 
 
 def request_of(model: EagerModel, tensors: Sequence[torch.Tensor]) -> dict[str, Value]:

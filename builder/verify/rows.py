@@ -47,9 +47,8 @@ def dependent_rows(model: EagerModel, batch: SymbolName, settings: Settings) -> 
 def _points(inputs: Sequence[Input], batch: SymbolName) -> list[Point]:
     largest = next(d.max for i in inputs for d in i.dims if d.name == batch)
     rows = min(_ROWS, largest or _ROWS)
-    extremes = extreme_points(inputs)
-    chosen = [opt_point(inputs), *(extremes[name] for name in ("min",) if name in extremes)]
-    return list({tuple(p.sizes.items()): p for p in (Point({**p.sizes, batch: rows}) for p in chosen)}.values())
+    chosen = (Point({**p.sizes, batch: rows}) for p in (opt_point(inputs), extreme_points(inputs)["min"]))
+    return list({tuple(p.sizes.items()): p for p in chosen}.values())
 
 
 def check_padding(

@@ -49,7 +49,8 @@ class SegmentReference:
             spec: as in a manifest, its artifact relative to `directory`.
             device: where the engine runs.
         """
-        while self._done <= [s.name for s in self._segments].index(segment.name):
+        wanted = [s.name for s in self._segments].index(segment.name)
+        while self._done <= wanted:
             self._run(self._segments[self._done])
             self._done += 1
         try:

@@ -29,7 +29,7 @@ from builder.settings import Settings
 from builder.signature import match_inputs
 from builder.spec import BuildSpec
 from builder.types import Range, TensorSpec
-from builder.verify.compare import OutputError, VerificationReport, compare_outputs, verify_model
+from builder.verify.compare import OutputError, VerificationReport, compare_outputs, keep_worst, verify_model
 
 __all__ = ["SmokeResult", "smoke"]
 
@@ -153,25 +153,18 @@ def _compare_examples(
 ) -> VerificationReport:
     """Ranges say nothing of what a function takes, so that its examples are sent."""
     worst: dict[str, OutputError] = {}
-    outputs = {o.tensor.name: o.tensor for o in manifest.outputs}
     for index, (example, request) in enumerate(zip(prepared.examples, prepared.requests, strict=True)):
         where = f"example {index}"
         sent = {n: a.reshape(*a.shape, 1) if a.ndim == manifest.batched else a for n, a in example.items()}
-        given = client.infer(manifest.name, sent)
-        actual = {
-            n: _received(v, outputs[n].dtype, _travels_wider(outputs[n], manifest.batched)) for n, v in given.items()
-        }
+        actual = _answer(client.infer(manifest.name, sent), manifest)
         expected = eager([to_torch(request[t.name]) for t in manifest.inputs])
-        for name, found in compare_outputs(expected, actual, settings, where).items():
-            if name not in worst or found.relative >= worst[name].relative:
-                worst[name] = OutputError(name, found.absolute, found.relative, where)
+        keep_worst(worst, compare_outputs(expected, actual, settings, where), where)
     return VerificationReport(True, len(prepared.examples), tuple(worst.values()))
 
 
 def _caller(client: Client, manifest: Manifest) -> Any:
     inputs = {t.name: t for t in manifest.inputs}
     sequences = itertools.count(random.randrange(1, 1 << 40))
-    outputs = {manifest.wire_names.get(o.tensor.name, o.tensor.name): o.tensor for o in manifest.outputs}
 
     def call(request: dict[str, Value]) -> dict[str, Value]:
         sent = {
@@ -181,12 +174,18 @@ def _caller(client: Client, manifest: Manifest) -> Any:
         }
         # Each request is a sequence of its own: it begins and ends with it.
         sequence = (next(sequences), True, True) if manifest.sequences else None
-        return {
-            outputs[name].name: _received(value, outputs[name].dtype, _travels_wider(outputs[name], manifest.batched))
-            for name, value in client.infer(manifest.name, sent, sequence=sequence).items()
-        }
+        return _answer(client.infer(manifest.name, sent, sequence=sequence), manifest)
 
     return call
+
+
+def _answer(given: Mapping[str, np.ndarray[Any, Any]], manifest: Manifest) -> dict[str, Value]:
+    """The model's outputs of what a client got."""
+    outputs = {manifest.wire_names.get(o.tensor.name, o.tensor.name): o.tensor for o in manifest.outputs}
+    return {
+        outputs[name].name: _received(value, outputs[name].dtype, _travels_wider(outputs[name], manifest.batched))
+        for name, value in given.items()
+    }
 
 
 def _travels_wider(spec: TensorSpec, batched: bool) -> bool:
