@@ -5,12 +5,12 @@ Every ratio is of two figures of one run.
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import Figure
+from benchmarks.clients import rates_in_turn, requests_per_second, write_by_hand
 from builder.build import build
 from builder.cache.options import CacheOptions
-from builder.repository.plan import CONFIG_NAME
 from builder.runtime.manifest import Manifest
 from builder.runtime.runners import load_runner
 from builder.runtime.triton import TritonModel
@@ -85,51 +85,24 @@ def _minilm(place: Path) -> Iterator[Figure]:
     plain = spec.model_copy(update={"triton": TritonOptions()})
     for model in (plain, padded):
         build(model, root=repository, cache=cache)
-    config = (repository / "ours" / CONFIG_NAME).read_text()
-    eager = repository / "eager"
-    (eager / "1").mkdir(parents=True)
-    (eager / CONFIG_NAME).write_text(config[: config.index("model_warmup")].replace('"ours"', '"eager"'))
-    code = EAGER.format(examples=str(Path(__file__).resolve().parent.parent / "examples"))
-    (eager / "1" / "model.py").write_text(code)
+    examples = str(Path(__file__).resolve().parent.parent / "examples")
+    write_by_hand(repository, "ours", "eager", EAGER.format(examples=examples))
     names = ("eager", "ours", "padded")
     with TritonServer(repository) as server:
-        _load(server, "eager", 2.0)
-        # Two rounds each, in turn, so that a machine that changes its mind is seen.
-        rates = dict.fromkeys(names, 0.0)
-        for _ in range(2):
-            for name in names:
-                rates[name] += _load(server, name, SECONDS) / 2
+        requests_per_second(server, "eager", _sentences, CLIENTS, 2.0)
+        rates = rates_in_turn(server, names, _sentences, CLIENTS, SECONDS)
     for name in names:
         _say(f"MiniLM, {CLIENTS} clients, mixed lengths, requests/s: {name}", rates[name])
     yield Figure("MiniLM: ours over hand-written eager", rates["ours"] / rates["eager"], 1.5, least=True)
     yield Figure("MiniLM: padded batches over hand-written eager", rates["padded"] / rates["eager"], 1.5, least=True)
 
 
-def _load(server: TritonServer, name: str, seconds: float) -> float:
-    """Requests per second of all clients together."""
-    counts = [0] * CLIENTS
-    deadline = time.monotonic() + seconds
-
-    def client(index: int) -> None:
-        lengths = random.Random(index)
-        generator = np.random.default_rng(index)
-        with Client("grpc", server.grpc_url) as connection:
-            while time.monotonic() < deadline:
-                size = min(256, max(8, int(lengths.lognormvariate(3.3, 0.6))))
-                ids = generator.integers(1, 30000, (1, size))
-                connection.infer(name, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
-                counts[index] += 1
-
-    _together([lambda i=i: client(i) for i in range(CLIENTS)])  # type: ignore[misc]
-    return sum(counts) / seconds
-
-
-def _together(work: Sequence[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=one) for one in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def _sentences(client: int) -> Iterator[Mapping[str, np.ndarray[Any, Any]]]:
+    lengths, generator = random.Random(client), np.random.default_rng(client)
+    while True:
+        size = min(256, max(8, int(lengths.lognormvariate(3.3, 0.6))))
+        ids = generator.integers(1, 30000, (1, size))
+        yield {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
 
 def _own_cost(place: Path) -> Iterator[Figure]:
@@ -157,11 +130,11 @@ def _own_cost(place: Path) -> Iterator[Figure]:
             yield Figure("tiny model: our own cost of a request, microseconds", (ours - alone) * 1e6, 100)
 
 
-def _median(work: Callable[[], Any]) -> float:
+def _median(work: Callable[[], Any], count: int = CALLS) -> float:
     for _ in range(200):
         work()
     times = []
-    for _ in range(CALLS):
+    for _ in range(count):
         started = time.perf_counter()
         work()
         times.append(time.perf_counter() - started)
@@ -214,33 +187,10 @@ def _three_segments(place: Path) -> None:
     with TritonServer(repository) as server:
         for name in ("python", "ensemble"):
             with Client("grpc", server.grpc_url) as client:
-                latency[name] = _median_of(lambda n=name, c=client: c.infer(n, x), 500)  # type: ignore[misc]
-            rate[name] = _rate(server, name, x)
+                latency[name] = _median(lambda n=name, c=client: c.infer(n, x), 500)  # type: ignore[misc]
+            rate[name] = requests_per_second(server, name, lambda _: itertools.repeat(x), CLIENTS, 5.0)
     _say("three segments: latency of an ensemble over one Python model", latency["ensemble"] / latency["python"])
     _say("three segments: requests/s of an ensemble over one Python model", rate["ensemble"] / rate["python"])
-
-
-def _median_of(work: Callable[[], Any], count: int) -> float:
-    times = []
-    for _ in range(count):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
-
-
-def _rate(server: TritonServer, name: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> float:
-    counts = [0] * CLIENTS
-    deadline = time.monotonic() + 5.0
-
-    def client(index: int) -> None:
-        with Client("grpc", server.grpc_url) as connection:
-            while time.monotonic() < deadline:
-                connection.infer(name, tensors)
-                counts[index] += 1
-
-    _together([lambda i=i: client(i) for i in range(CLIENTS)])  # type: ignore[misc]
-    return sum(counts)
 
 
 def _say(name: str, value: float) -> None:

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import random
 import tempfile
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks import Figure
+from benchmarks.clients import rates_in_turn, requests_per_second, write_by_hand
 from builder.build import build
 from builder.cache.options import CacheOptions
-from builder.repository.plan import CONFIG_NAME
-from builder.serving.client import Client
 from builder.serving.server import TritonServer
 from builder.spec import find_spec
 from builder.triton_options import TritonOptions
@@ -43,7 +41,11 @@ class TritonPythonModel:
     def execute(self, requests):
         responses = []
         for request in requests:
-            ids = torch.from_numpy(pb_utils.get_input_tensor_by_name(request, "ids").as_numpy()).to("cuda")
+            given = pb_utils.get_input_tensor_by_name(request, "ids")
+            if given.is_cpu():
+                ids = torch.from_numpy(given.as_numpy()).to("cuda")
+            else:
+                ids = torch.utils.dlpack.from_dlpack(given.to_dlpack())
             with torch.inference_mode():
                 output = self.model(ids).float()
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("output", output.cpu().numpy())]))
@@ -97,11 +99,8 @@ def measure() -> Iterator[Figure]:
         names = [f"{kind}_{p}" for p in ("fp32", "fp16") for kind in ("eager", "ours")]
         with TritonServer(repository, startup_timeout=300) as server:
             for name in names:
-                _load(server, name, 2.0)
-            rates = dict.fromkeys(names, 0.0)
-            for _ in range(2):
-                for name in names:
-                    rates[name] += _load(server, name, SECONDS) / 2
+                requests_per_second(server, name, _ids, CLIENTS, 2.0)
+            rates = rates_in_turn(server, names, _ids, CLIENTS, SECONDS)
     for name, rate in rates.items():
         print(f"encoder of MiniLM's size, {CLIENTS} clients, requests/s: {name:20} {rate:9.4g}", flush=True)
     for precision in ("fp32", "fp16"):
@@ -122,30 +121,11 @@ def _prepare(place: Path, repository: Path, precision: str) -> None:
     )
     options = TritonOptions.model_validate({"instance_group": INSTANCES})
     build(spec.model_copy(update={"triton": options}), root=repository, cache=CacheOptions(place / "cache"))
-    config = (repository / spec.name / CONFIG_NAME).read_text()
-    eager = repository / f"eager_{precision}"
-    (eager / "1").mkdir(parents=True)
-    (eager / CONFIG_NAME).write_text(config[: config.index("model_warmup")].replace(spec.name, eager.name))
     half = ".half()" if precision == "fp16" else ""
-    (eager / "1" / "model.py").write_text(EAGER.format(half=half))
+    write_by_hand(repository, spec.name, f"eager_{precision}", EAGER.format(half=half))
 
 
-def _load(server: TritonServer, name: str, seconds: float) -> float:
-    counts = [0] * CLIENTS
-    deadline = time.monotonic() + seconds
-
-    def client(index: int) -> None:
-        lengths = random.Random(index)
-        generator = np.random.default_rng(index)
-        with Client("grpc", server.grpc_url) as connection:
-            while time.monotonic() < deadline:
-                size = 32 * lengths.randint(1, 4)
-                connection.infer(name, {"ids": generator.integers(0, 1000, (1, size))})
-                counts[index] += 1
-
-    threads = [threading.Thread(target=client, args=(i,)) for i in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(counts) / seconds
+def _ids(client: int) -> Iterator[Mapping[str, np.ndarray[Any, Any]]]:
+    lengths, generator = random.Random(client), np.random.default_rng(client)
+    while True:
+        yield {"ids": generator.integers(0, 1000, (1, 32 * lengths.randint(1, 4)))}
