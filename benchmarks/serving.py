@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks import Figure
 from benchmarks.clients import rates_in_turn, requests_per_second, write_by_hand
@@ -158,6 +159,10 @@ class _Tensor:
 
     def as_numpy(self) -> Any:
         return self._array
+
+    @classmethod
+    def from_dlpack(cls, name: str, capsule: Any) -> _Tensor:
+        return cls(name, torch.utils.dlpack.from_dlpack(capsule).numpy())
 
 
 # As much of `triton_python_backend_utils` as is called for.

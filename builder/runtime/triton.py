@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from builder.errors import BuilderError
+from builder.errors import BuilderError, ServingError
 from builder.runtime.check import check_request
 from builder.runtime.joining import Joiner
 from builder.runtime.manifest import Manifest
@@ -32,9 +32,14 @@ class TritonModel:
         utils: `triton_python_backend_utils`, which exists only inside the server.
         config: the model configuration as the server gives it.
         kind, device_id: of this instance. KIND_GPU places nothing by itself.
+
+    Raises:
+        ServingError: this server hands over arrays with wrong values.
+        RepositoryError: the manifest or its files are damaged.
     """
 
     def __init__(self, directory: Path, utils: Any, config: Mapping[str, Any], *, kind: str, device_id: str) -> None:
+        _check_arrays(utils)
         self._utils = utils
         self._manifest = Manifest.read(directory)
         self._joiner = Joiner(self._manifest) if self._manifest.batched else None
@@ -162,6 +167,24 @@ class TritonModel:
         if isinstance(value, np.ndarray) or (spec.dtype != "bfloat16" and value.device.type == "cpu"):
             return self._utils.Tensor(spec.name, to_numpy(value))
         return self._utils.Tensor.from_dlpack(spec.name, value.contiguous().__dlpack__())
+
+
+def _check_arrays(utils: Any) -> None:
+    """Python backends before 24.11 were built for NumPy 1: with NumPy 2 they read and write wrong values, without an error.
+
+    Source: triton-inference-server/python_backend, pull request 384.
+    """
+    import torch
+
+    # NumPy's own capsules crash these backends.
+    expected = torch.arange(6).reshape(2, 3)
+    found = utils.Tensor.from_dlpack("expected", expected.__dlpack__()).as_numpy()
+    if not np.array_equal(found, expected.numpy()):
+        raise ServingError(
+            f"this server's Python backend was not built for NumPy {np.__version__} and would compute with wrong values",
+            where="the environment of the server's python3",
+            fix="install 'numpy<2' there, or take a server from 24.11 on",
+        )
 
 
 def instance_device(kind: str, device_id: str, target: Mapping[str, Any]) -> str:

@@ -28,8 +28,9 @@ GPU = TritonOptions(instance_group=[{"count": 1, "kind": "KIND_GPU", "gpus": [0]
 class _Tensor:
     """A tensor on the GPU as Triton's Python backend hands it over and takes it back."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, name: str = "") -> None:
         self.tensor = tensor
+        self.name = name
 
     def is_cpu(self) -> bool:
         return False
@@ -37,9 +38,12 @@ class _Tensor:
     def to_dlpack(self) -> Any:
         return torch.utils.dlpack.to_dlpack(self.tensor)
 
-    @staticmethod
-    def from_dlpack(name: str, capsule: Any) -> tuple[str, torch.Tensor]:
-        return name, torch.utils.dlpack.from_dlpack(capsule)
+    @classmethod
+    def from_dlpack(cls, name: str, capsule: Any) -> _Tensor:
+        return cls(torch.utils.dlpack.from_dlpack(capsule), name)
+
+    def as_numpy(self) -> Any:
+        return self.tensor.cpu().numpy()
 
 
 def _utils() -> Any:
@@ -84,7 +88,7 @@ def test_nothing_is_copied_between_server_segments_and_server(
     x = torch.randn(3, 5, 16, device="cuda")
     ((outputs, error),) = model.execute([_request(x)])
     assert error is None
-    ((_, answer),) = outputs
+    (answer,) = (o.tensor for o in outputs)
     assert seen[0][0] == [x.data_ptr()]
     assert seen[1][0] == seen[0][1]
     assert seen[2][0] == seen[1][1]
@@ -98,8 +102,8 @@ def test_a_batch_is_joined_on_the_gpu(mixed: tuple[BuildSpec, Path]) -> None:
     together = model.execute([_request(x) for x in requests])
     for x, (outputs, _) in zip(requests, together, strict=True):
         ((alone, _),) = [model.execute([_request(x)])[0]]
-        torch.testing.assert_close(outputs[0][1], alone[0][1], rtol=1e-5, atol=1e-6)
-        assert outputs[0][1].is_cuda
+        torch.testing.assert_close(outputs[0].tensor, alone[0].tensor, rtol=1e-5, atol=1e-6)
+        assert outputs[0].tensor.is_cuda
 
 
 @pytest.mark.skipif(find_server() is None, reason="no Triton server is installed")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from builder.errors import RequestError
+from builder.errors import RequestError, ServingError
 from builder.runtime.check import check_request
-from builder.runtime.triton import instance_device
+from builder.runtime.triton import TritonModel, instance_device
 from builder.types import Derived, Range, TensorSpec
 
 INPUTS = (
@@ -78,3 +80,16 @@ def test_an_instance_runs_where_its_engines_were_built_for(kind: str, built_for:
 def test_missing_input() -> None:
     with pytest.raises(RequestError, match="'scale' is missing"):
         check_request(INPUTS, {k: v for k, v in request().items() if k != "scale"})
+
+
+def test_a_server_built_for_another_numpy_is_refused(tmp_path: Path) -> None:
+    """A Python backend of 24.10 in an environment with NumPy 2 hands every element over as the first one."""
+
+    class Tensor:
+        @staticmethod
+        def from_dlpack(name: str, capsule: Any) -> Any:
+            return SimpleNamespace(as_numpy=lambda: np.zeros((2, 3), np.int64))
+
+    with pytest.raises(ServingError, match="was not built for NumPy") as error:
+        TritonModel(tmp_path, SimpleNamespace(Tensor=Tensor), {}, kind="CPU", device_id="0")
+    assert error.value.fix is not None and "numpy<2" in error.value.fix
