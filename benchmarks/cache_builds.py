@@ -27,7 +27,7 @@ from pathlib import Path
 
 name, inputs, directory, shared = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3]), sys.argv[4] == "True"
 
-from builder.build import build
+from builder.pipeline import build
 from builder.cache.options import CacheOptions
 from builder.engines import SegmentCompiler
 from builder.inputs import parse_input

@@ -20,8 +20,8 @@ import torch
 
 from benchmarks import Figure
 from benchmarks.clients import rates_in_turn, requests_per_second, write_by_hand
-from builder.build import build
 from builder.cache.options import CacheOptions
+from builder.pipeline import build
 from builder.runtime.manifest import Manifest
 from builder.runtime.runners import load_runner
 from builder.runtime.triton import TritonModel

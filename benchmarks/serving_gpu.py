@@ -16,8 +16,8 @@ import torch
 
 from benchmarks import Figure
 from benchmarks.clients import rates_in_turn, requests_per_second, write_by_hand
-from builder.build import build
 from builder.cache.options import CacheOptions
+from builder.pipeline import build
 from builder.serving.server import TritonServer
 from builder.spec import find_spec
 from builder.triton_options import TritonOptions

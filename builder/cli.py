@@ -148,7 +148,7 @@ def build(
     with Reporter(quiet=as_json) as reporter:
         options = CacheOptions.resolve(cache, limit=cache_size, remote=remote, readonly=remote_readonly or None)
         reporter.stage("import torch")
-        from builder.build import build as run
+        from builder.pipeline import build as run
         from builder.publishing import PublishOptions
         from builder.report import build_json
 
@@ -210,7 +210,7 @@ def plan(
 
         if graph is not None:
             check_drawing(graph)
-        from builder.build import plan as run
+        from builder.pipeline import plan as run
         from builder.report import plan_json
 
         result = run(spec, reporter)

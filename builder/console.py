@@ -17,8 +17,8 @@ from rich.table import Table
 from builder.errors import BuilderError
 
 if TYPE_CHECKING:
-    from builder.build import BuildResult
     from builder.partition.plan import PartitionPlan
+    from builder.pipeline import BuildResult
     from builder.runtime.manifest import Manifest
     from builder.types import TensorSpec
     from builder.verify.compare import VerificationReport

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from builder.build import load_exported, work_directory
 from builder.cache.key import EngineKey, differences, engine_key
 from builder.cache.maintenance import find_key, show
 from builder.cache.store import LocalStore
+from builder.compilation import work_directory
 from builder.compilers.base import BuildContext
 from builder.compilers.registry import choose_compiler
 from builder.engines import engine_components
 from builder.partition.partitioner import partition
+from builder.pipeline import load_exported
 from builder.progress import Progress
 from builder.spec import BuildSpec
 

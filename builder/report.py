@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from builder.build import BuildResult
 from builder.partition.plan import PartitionPlan, Segment
+from builder.pipeline import BuildResult
 
 __all__ = ["build_json", "plan_json"]
 

@@ -107,6 +107,7 @@ class Settings(BaseModel):
 
     Args:
         compiler: "auto", or the name of an engine compiler ("onnxruntime", "tensorrt_rtx").
+        device: what engines are for; "auto" takes the GPU where the compiler has engines for it and there is one.
         min_block_size: engine segments with fewer operators are left to PyTorch.
         torch_executed_ops: operators that PyTorch runs ("aten::gelu", "torch.ops.aten.gelu").
         torch_executed_modules: modules that PyTorch runs with all inside, by their name in the model
@@ -124,6 +125,7 @@ class Settings(BaseModel):
     model_config = _FROZEN
 
     compiler: str = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     min_block_size: Annotated[int, Field(ge=1)] = 1
     torch_executed_ops: tuple[str, ...] = ()
     torch_executed_modules: tuple[str, ...] = ()

@@ -153,6 +153,8 @@ class Compiler(Protocol):
     """
 
     name: ClassVar[str]
+    # What its engines can be for: "cpu", "cuda".
+    devices: ClassVar[tuple[str, ...]]
 
     def availability(self) -> Availability:
         """What it can do here. Never raises."""

@@ -66,6 +66,7 @@ class InductorCompiler:
     """`torch._inductor` behind the compiler protocol."""
 
     name: ClassVar[str] = "inductor"
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def availability(self) -> Availability:
         """torch is always there; a C++ compiler may not be."""
@@ -81,7 +82,11 @@ class InductorCompiler:
             "instructions": _instructions(_cxx()),
             "cxx": _cxx_version(_cxx()),
         }
-        if torch.cuda.is_available():
+        if settings.device == "cuda" and not torch.cuda.is_available():
+            raise CompileError(
+                "there is no GPU here that torch can use", where="settings.device", fix="use cpu or auto"
+            )
+        if settings.device != "cpu" and torch.cuda.is_available():
             return {
                 "device": "cuda",
                 **target,

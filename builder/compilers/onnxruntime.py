@@ -39,6 +39,7 @@ class OnnxRuntimeCompiler:
     """`onnxruntime` behind the compiler protocol."""
 
     name: ClassVar[str] = "onnxruntime"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def availability(self) -> Availability:
         """Installed means that it can build and run here."""

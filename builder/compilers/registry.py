@@ -25,21 +25,23 @@ def available_compilers() -> dict[str, Compiler]:
     return dict(sorted(found.items(), key=lambda item: (rank.get(item[0], len(rank)), item[0])))
 
 
-def choose_compiler(name: str) -> Compiler:
+def choose_compiler(name: str, device: str = "auto") -> Compiler:
     """The compiler of a name, or for "auto" the best that can build and run here.
 
+    Args:
+        device: that its engines must be for: "cpu", "cuda", or "auto" for any.
     Raises:
-        SpecError: when no compiler has the name.
+        SpecError: when no compiler has the name, or its engines are not for the device.
         CompileError: when it is not installed; for "auto" when none can build and run here.
     """
     compilers = available_compilers()
     if name == "auto":
         for compiler in compilers.values():
             state = compiler.availability()
-            if state.can_build and state.can_run:
+            if state.can_build and state.can_run and device in ("auto", *compiler.devices):
                 return compiler
         raise CompileError(
-            "no engine compiler can build and run here",
+            f"no engine compiler can build and run here{'' if device == 'auto' else f' for {device}'}",
             fix="\n".join(f"{n}: {c.availability().detail}" for n, c in compilers.items()),
         )
     if name not in compilers:
@@ -51,4 +53,10 @@ def choose_compiler(name: str) -> Compiler:
     state = compilers[name].availability()
     if not state.installed:
         raise CompileError(f"the compiler {name} is not installed", fix=state.detail)
+    if device not in ("auto", *compilers[name].devices):
+        raise SpecError(
+            f"engines of {name} are not for {device}",
+            where="settings.device",
+            fix=f"use {' or '.join(('auto', *compilers[name].devices))}, or another compiler",
+        )
     return compilers[name]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from builder.build import BuildResult, build
+from builder.pipeline import BuildResult, build
 from builder.runtime.model import RuntimeModel
 from builder.runtime.values import to_torch
 from tests.integration.test_build import HYBRID, spec

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from builder.build import build
+from builder.pipeline import build
 from builder.progress import Silent
 from builder.runtime.triton import TritonModel
 from builder.serving.install import find_server

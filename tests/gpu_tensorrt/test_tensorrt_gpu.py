@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from builder.build import BuildResult, build
 from builder.cache.options import CacheOptions
 from builder.compilers.tensorrt.compiler import TensorRTCompiler, TensorRTRTXCompiler
+from builder.pipeline import BuildResult, build
 from builder.runtime.model import RuntimeModel
 from builder.runtime.tensorrt import RUNTIME_CACHE
 from builder.runtime.values import to_torch

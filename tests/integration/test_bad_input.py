@@ -147,7 +147,7 @@ def test_inspect_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_fault_of_ours_is_told_apart(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import builder.build as pipeline
+    import builder.pipeline as pipeline
 
     def broken(*arguments: object, **keywords: object) -> None:
         raise AttributeError("a bug")

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from builder.build import BuildResult, build
 from builder.cache.options import CacheOptions
 from builder.compilers.inductor import InductorCompiler
 from builder.dims import parse_bound
 from builder.errors import BuilderError, CompileError, RequestError, SpecError, VerificationError
 from builder.inputs import Input, parse_input
+from builder.pipeline import BuildResult, build
 from builder.profiles import parse_profile
 from builder.repository.config import validate_config
 from builder.runtime.manifest import Manifest

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from builder.build import BuildResult, build
 from builder.cache.options import CacheOptions
 from builder.cache.store import LocalStore
 from builder.compilers import inductor, onnxruntime
 from builder.compilers.aoti_package import WeightsFile, fill_package
 from builder.compilers.base import RefitError
+from builder.pipeline import BuildResult, build
 from builder.runtime.model import RuntimeModel
 from tests.integration.test_build import HYBRID, spec
 from tests.integration.told import Told

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builder.build import build
 from builder.compilers import inductor
 from builder.compilers.inductor import InductorCompiler
 from builder.errors import CompileError, PartitionError, RequestError
+from builder.pipeline import build
 from builder.runtime.model import RuntimeModel
 from tests.integration.test_build import HYBRID, spec
 from tests.integration.told import Told

@@ -13,10 +13,10 @@ import torch
 import tritonclient.grpc
 import tritonclient.utils.shared_memory as shared_memory
 
-from builder.build import BuildResult, build
 from builder.cache.options import CacheOptions
 from builder.errors import RepositoryError, ServingError
 from builder.models.sources import load_model
+from builder.pipeline import BuildResult, build
 from builder.progress import Silent
 from builder.repository.assemble import assemble
 from builder.repository.lint import lint_repository

@@ -13,8 +13,8 @@ import torch._dynamo
 import torch.fx.experimental.proxy_tensor
 import torch.fx.experimental.symbolic_shapes
 
-from builder.build import build
 from builder.compilers.inductor import InductorCompiler
+from builder.pipeline import build
 from builder.runtime.model import RuntimeModel
 from builder.runtime.values import to_torch
 from tests.integration.test_build import HYBRID, spec

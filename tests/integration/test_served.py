@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from builder.build import build
 from builder.cache.options import CacheOptions
 from builder.errors import ServingError
 from builder.inputs import Input
+from builder.pipeline import build
 from builder.progress import Silent
 from builder.serving.client import Client
 from builder.serving.install import find_server

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.export import Dim
 
-from builder.build import load_exported
 from builder.errors import SpecError
 from builder.inputs import parse_input
 from builder.models.sources import load_model
+from builder.pipeline import load_exported
 from builder.spec import BuildSpec
 from builder.types import Range
 from tests.models.nets import hybrid

@@ -9,7 +9,6 @@ import torch
 
 pytest.importorskip("tensorrt_rtx")
 
-from builder.build import build
 from builder.compilers.base import BuildContext
 from builder.compilers.tensorrt.compiler import TensorRTRTXCompiler, optimization_profiles
 from builder.errors import CompileError
@@ -17,6 +16,7 @@ from builder.export import export_model
 from builder.inputs import parse_input
 from builder.partition.partitioner import partition
 from builder.partition.plan import PartitionPlan
+from builder.pipeline import build
 from builder.profiles import parse_profile
 from builder.repository.config import validate_config
 from builder.runtime.manifest import Manifest

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "builder"
 LAYERS = [
     "types", "errors", "releases", "model_config", "files", "locks", "hashing", "remote_url", "progress", "dims", "inputs", "profiles", "settings", "triton_options", "spec",
     "recurrence", "signature", "shape_env", "tracing", "symbols", "explain", "export", "models", "partition", "lowering", "compilers", "cache",
-    "runtime", "preprocess", "repository", "serving", "verify", "engines", "placement", "publishing", "build", "report", "drawing", "doctor", "key_diff",
+    "runtime", "preprocess", "repository", "serving", "verify", "engines", "placement", "publishing", "versions", "compilation", "pipeline", "report", "drawing", "doctor", "key_diff",
     "console", "console_cache", "cli_common", "cli_cache", "cli_repository", "cli_lint", "cli",
 ]  # fmt: skip
 

@@ -78,6 +78,7 @@ class TensorRTCompiler(_Compiler):
     """`tensorrt` behind the compiler protocol."""
 
     name: ClassVar[str] = "tensorrt"
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
     flavour = TENSORRT
 
 
@@ -85,6 +86,7 @@ class TensorRTRTXCompiler(_Compiler):
     """`tensorrt_rtx` behind the compiler protocol."""
 
     name: ClassVar[str] = "tensorrt_rtx"
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
     flavour = TENSORRT_RTX
 
 
