@@ -77,14 +77,17 @@ def test_nothing_is_copied_between_server_segments_and_server(
     """A request's tensor is what the first segment reads, each segment reads what the one before wrote, and the answer is what the last wrote."""
     model = TritonModel(mixed[1] / "net" / "1", _utils(), {}, kind="GPU", device_id="0")
     seen: list[tuple[list[int], list[int]]] = []
-    for _, runner, _ in model._model._steps:
+    steps = model._model._steps
 
-        def watched(inputs: Any, profile: int = 0, run: Any = runner.run) -> Any:
+    def watched(run: Any) -> Any:
+        def call(inputs: Any, profile: int = 0) -> Any:
             outputs = run(inputs, profile)
             seen.append(([t.data_ptr() for t in inputs], [t.data_ptr() for t in outputs]))
             return outputs
 
-        monkeypatch.setattr(runner, "run", watched)
+        return call
+
+    monkeypatch.setattr(steps, "_steps", [(s, watched(run), *rest) for s, run, *rest in steps._steps])
     x = torch.randn(3, 5, 16, device="cuda")
     ((outputs, error),) = model.execute([_request(x)])
     assert error is None

@@ -82,7 +82,7 @@ def test_missing_input() -> None:
         check_request(INPUTS, {k: v for k, v in request().items() if k != "scale"})
 
 
-def test_a_server_built_for_another_numpy_is_refused(tmp_path: Path) -> None:
+def test_a_server_built_for_another_numpy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Python backend of 24.10 in an environment with NumPy 2 hands every element over as the first one."""
 
     class Tensor:
@@ -90,6 +90,7 @@ def test_a_server_built_for_another_numpy_is_refused(tmp_path: Path) -> None:
         def from_dlpack(name: str, capsule: Any) -> Any:
             return SimpleNamespace(as_numpy=lambda: np.zeros((2, 3), np.int64))
 
+    monkeypatch.setattr(np, "__version__", "2.1.0")
     with pytest.raises(ServingError, match="was not built for NumPy") as error:
         TritonModel(tmp_path, SimpleNamespace(Tensor=Tensor), {}, kind="CPU", device_id="0")
     assert error.value.fix is not None and "numpy<2" in error.value.fix
