@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import errno
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -165,6 +165,24 @@ class ModelCompiler:
                 refused.update(dict.fromkeys(segment.nodes, f"its segment does not build: {error.what}"))
                 return None
         return compiled
+
+    def refit(self, compilation: Compilation, names: Set[str]) -> Compilation:
+        """The same compilation, with some of its segments compiled again: what the cache has is refitted.
+
+        Args:
+            compilation: whose plan holds segments with other weights than those that were compiled.
+            names: of these segments.
+        Raises:
+            CompileError: when a segment does not build.
+            CacheError: when the engine cache cannot be used.
+        """
+        self._progress.stage("refit")
+        reference = SegmentReference(compilation.exported, compilation.plan, self.settings)
+        segments = tuple(
+            self._segments.compile(segment, "", reference) if segment.name in names else done
+            for segment, done in zip(compilation.plan.segments, compilation.segments, strict=True)
+        )
+        return dataclasses.replace(compilation, segments=segments)
 
     def close(self) -> None:
         """Let the cache finish what it does in the background."""

@@ -119,6 +119,10 @@ class Input:
         """The same input under another name."""
         return _replaced(self, name=name)
 
+    def with_dtype(self, dtype: object) -> Input:
+        """The same input of another dtype, a known one."""
+        return _replaced(self, dtype=canonical_dtype(dtype))
+
     def with_dims(self, dims: Iterable[Range]) -> Input:
         """The same input with other ranges."""
         return _replaced(self, dims=tuple(dims))

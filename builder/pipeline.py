@@ -56,16 +56,25 @@ class BuildResult:
     placement: Placement
 
 
-def load_exported(spec: BuildSpec, progress: Progress | None = None) -> ExportedModel:
+def load_exported(
+    spec: BuildSpec, progress: Progress | None = None, module: torch.nn.Module | None = None
+) -> ExportedModel:
     """Load the model of a spec and export it.
 
+    Args:
+        spec: of the model.
+        progress: told about both stages.
+        module: the model itself, where it is there already.
     Raises:
         SpecError: when there is no such model or its inputs are wrong.
         ExportError: when it cannot be exported with them.
     """
     progress = progress or Silent()
     progress.stage("load")
-    loaded = load_model(spec.source, arguments=spec.arguments, base=spec.base)
+    if module is not None:
+        loaded = LoadedModel(module)
+    else:
+        loaded = load_model(spec.source, arguments=spec.arguments, base=spec.base)
     inputs = _inputs(spec, loaded)
     for note in loaded.notes:
         progress.note(note)
@@ -121,6 +130,7 @@ def build(
     progress: Progress | None = None,
     command: str = "",
     publishing: PublishOptions | None = None,
+    module: torch.nn.Module | None = None,
 ) -> BuildResult:
     """Build a model and publish it into a repository.
 
@@ -131,6 +141,7 @@ def build(
         progress: told about every stage.
         command: the command line, for the manifest.
         publishing: how the version gets to those who use it.
+        module: the model, on the CPU; None loads it from the spec's source.
     Raises:
         BuilderError: one class per stage; then nothing was published.
     """
@@ -139,7 +150,7 @@ def build(
     check_target(root, publishing)
     with work_directory() as work:
         compiler = ModelCompiler(spec.settings, cache or CacheOptions.resolve(), spec.name, spec.source, work, clock)
-        exported = load_exported(spec, clock)
+        exported = load_exported(spec, clock, module)
         if compiler.device not in (None, "cpu"):
             # What is compared with eager PyTorch here is computed as it will be when it is served.
             keep_float32()

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -87,9 +87,22 @@ class Signature:
             check(number <= item.integer.max)
         return number
 
+    def constants(self) -> Iterator[tuple[str, Any]]:
+        """What the user has fixed, with the way to each ("causal", "options.scale")."""
+        for name, tree in self.arguments:
+            yield from _fixed(tree, name)
+
     def with_inputs(self, inputs: Sequence[Input]) -> Signature:
         """The same with other ranges."""
         return dataclasses.replace(self, inputs=tuple(inputs))
+
+
+def _fixed(tree: _Tree, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, _Fixed):
+        yield path, tree.value
+    elif isinstance(tree, _Container):
+        for index, part in enumerate(tree.parts):
+            yield from _fixed(part, f"{path}.{tree.keys[index] if tree.keys else index}")
 
 
 def _built(tree: _Tree, values: Sequence[Any]) -> Any:

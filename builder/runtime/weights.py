@@ -1,0 +1,47 @@
+"""Have weights changed since an engine took them?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["WeightWatch"]
+
+
+class WeightWatch:
+    """Remembers tensors by identity, version and place in memory.
+
+    Every change in place that PyTorch knows of counts a version up: optimizers, `load_state_dict`, `copy_`. What goes
+    through `.data` or `.detach()` has another counter or none, and cannot be seen.
+
+    Args:
+        tensors: as the engines have them.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._seen = [(tensor, _version(tensor), _address(tensor)) for tensor in tensors]
+
+    def changed(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether any of them is another, or holds other values."""
+        for tensor, (seen, version, address) in zip(tensors, self._seen, strict=True):
+            if tensor is not seen or tensor.data_ptr() != address or (version >= 0 and tensor._version != version):
+                return True
+        return False
+
+    def changes(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """Which of them."""
+        return [
+            index
+            for index, (tensor, (seen, version, address)) in enumerate(zip(tensors, self._seen, strict=True))
+            if tensor is not seen or _address(tensor) != address or _version(tensor) != version
+        ]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """-1 for a tensor made under inference_mode, which has no counter."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr()
