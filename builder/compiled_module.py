@@ -264,7 +264,7 @@ def _subject(module: torch.nn.Module, inputs: Sequence[Input | Constant], **more
 
     signature = match_inputs(module, inputs)
 
-    def eager(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def eager(tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return _leaves(signature.call(module, tensors))
 
     return Subject(

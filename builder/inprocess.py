@@ -51,7 +51,7 @@ class Subject:
         weights: names of its parameters and buffers, in the order in which calls bring them.
         name, source: for records.
         device: where its tensors are in calls.
-        eager: what PyTorch gives for a call.
+        eager: what PyTorch gives for the tensors and weights of a call.
         bind: gives `module` the weights of a call; it is the caller's own module, or holds others.
         assumed: names of dimensions whose range nobody has declared; a size outside it makes the range wider.
         outputs, profiles: as in a spec.
@@ -63,7 +63,7 @@ class Subject:
     name: str
     source: str
     device: torch.device
-    eager: Callable[[Tensors], list[torch.Tensor]]
+    eager: Callable[[Tensors, Tensors], list[torch.Tensor]]
     bind: Callable[[Tensors], None]
     assumed: frozenset[str] = frozenset()
     outputs: tuple[str, ...] | None = None
@@ -153,10 +153,10 @@ class CompiledGraph:
             outputs = [to_torch(v, self._subject.device) for v in state.steps.run(tensors, profile)]  # type: ignore[arg-type]
         except DataError:
             if self._options.out_of_range == "eager":
-                return self._subject.eager(tensors)
+                return self._subject.eager(tensors, weights)
             raise
         if not self._checked:
-            self._check(tensors, outputs)
+            self._check(tensors, weights, outputs)
         return outputs
 
     def follow(self, weights: Tensors) -> None:
@@ -180,13 +180,15 @@ class CompiledGraph:
     def _named(self, tensors: Tensors) -> dict[str, Value]:
         return {i.name or "": t for i, t in zip(self.inputs, tensors, strict=True)}
 
-    def _check(self, tensors: Tensors, outputs: Tensors) -> None:
+    def _check(self, tensors: Tensors, weights: Tensors, outputs: Tensors) -> None:
         """The first answer is compared with PyTorch's, which costs one call of it."""
         with self._lock:
             if self._checked:
                 return
             self._checked = True
-            for index, (expected, given) in enumerate(zip(self._subject.eager(tensors), outputs, strict=True)):
+            with torch.no_grad():
+                reference = self._subject.eager(tensors, weights)
+            for index, (expected, given) in enumerate(zip(reference, outputs, strict=True)):
                 problem = compare_tensors(expected, given, self._options.settings).problem
                 if problem:
                     raise CompileError(
@@ -197,7 +199,7 @@ class CompiledGraph:
 
     def _outside(self, error: RequestError, tensors: Tensors, weights: Tensors) -> list[torch.Tensor]:
         if self._options.out_of_range == "eager":
-            return self._subject.eager(tensors)
+            return self._subject.eager(tensors, weights)
         with self._lock:
             wider = _wider(self.inputs, tensors, self._subject.assumed, self._options.out_of_range == "recompile")
             if wider is None:

@@ -1,0 +1,254 @@
+"""`torch.compile(model, backend="triton_repo")`."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._guards import CompileContext
+
+from builder.dynamo.graph_module import GraphModule, call_values, size_outputs
+from builder.dynamo.handed import Argument, Frame, current_frame, hand_over
+from builder.dynamo.ranges import KNOWN, RangedInputs, declared_inputs, dynamic_axes, ranged_inputs
+from builder.dynamo.restart import mark, trace_again, traced
+from builder.errors import BuilderError, ExportError, SpecError
+from builder.gradients import wants_gradients, with_gradients
+from builder.inprocess import CompiledGraph, Subject
+from builder.inputs import Constant, Input, parse_input
+from builder.library_options import LibraryOptions, library_options
+from builder.progress import Logged
+
+__all__ = ["triton_repo"]
+
+# Frames that have been traced again, by Dynamo's number of the compilation.
+_again: set[str] = set()
+
+
+def triton_repo(
+    graph: torch.fx.GraphModule,
+    examples: list[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The backend, as Dynamo calls it.
+
+    Args:
+        graph: of one frame, or of a part between graph breaks.
+        examples: its arguments.
+        options: of `torch.compile`: "inputs", and what `builder.compile` takes.
+        mode: of `torch.compile`; there are none here.
+    Returns:
+        what runs instead of the graph. It compiles when it is first called, outside of Dynamo; an error of the user
+        is raised then.
+    """
+    traced()
+    try:
+        if mode is not None:
+            raise SpecError(f"mode = {mode!r} is inductor's own", where="torch.compile", fix="use options={...}")
+        return _prepared(graph, examples, dict(options or {}))
+    except BuilderError as error:
+        return _Raises(error)
+
+
+def _prepared(graph: torch.fx.GraphModule, examples: list[Any], options: dict[str, Any]) -> Callable[..., Any]:
+    given = _inputs(options.pop("inputs", None))
+    frame = current_frame()
+    arguments = hand_over(graph, examples, frame)
+    declared = declared_inputs(given, frame) if given and not frame.resumed else {}
+    _trace_again_where_needed(arguments, declared, frame, ranged=bool(given))
+    on_gpu = any(isinstance(a.value, torch.Tensor) and a.value.device.type == "cuda" for a in arguments)
+    chosen = library_options(options, device="cuda" if on_gpu else "cpu")
+    tensors = [isinstance(_value(n), torch.Tensor) for n in graph.graph.output_node().args[0]]  # type: ignore[union-attr]
+    sizes = size_outputs(graph, tensors)
+    strange = [a.name for a in arguments if a.kind == "other"]
+    if strange or sizes is None or not any(tensors) or not any(a.kind == "input" for a in arguments):
+        return graph.forward
+    ranged = ranged_inputs(arguments, declared, frame)
+    for argument, item in zip((arguments[p] for p in ranged.positions), ranged.inputs, strict=True):
+        if argument.kind == "input":
+            KNOWN.add(argument.value, item.dims)
+    return _Call(graph, arguments, ranged, tensors, None if all(tensors) else sizes, frame, chosen)
+
+
+def _value(node: Any) -> Any:
+    return node.meta.get("example_value") if isinstance(node, torch.fx.Node) else node
+
+
+def _inputs(given: Any) -> tuple[Input | Constant, ...]:
+    if given is None:
+        return ()
+    items = [given] if isinstance(given, str | Input) else list(given)
+    for item in items:
+        if not isinstance(item, str | Input | Constant):
+            raise SpecError(
+                f"options['inputs'] holds a {type(item).__name__}",
+                where="options",
+                fix="give Input(min_shape=, opt_shape=, max_shape=), or text: 'x=float32[B=1:8:32, 16]'",
+            )
+    return tuple(parse_input(i, where="inputs") if isinstance(i, str) else i for i in items)
+
+
+def _trace_again_where_needed(
+    arguments: Sequence[Argument], declared: Mapping[str, Input], frame: Frame, *, ranged: bool
+) -> None:
+    compilation = str(CompileContext.current_compile_id())
+    needed = False
+    unmarked = []
+    for argument in arguments:
+        if argument.kind != "input":
+            continue
+        axes = dynamic_axes(argument, declared, frame, ranged=ranged)
+        fixed = [axis for axis in axes if isinstance(argument.fake.shape[axis], int)]
+        if fixed:
+            mark(argument.value, fixed)
+            needed = True
+            if argument.source.startswith("___from_numpy"):
+                unmarked.append(argument.source)
+    if needed and compilation not in _again:
+        _again.add(compilation)
+        trace_again("sizes have ranges", unmarked)
+    _again.discard(compilation)
+
+
+class _Raises:
+    """Stands for a graph that cannot be compiled as the user asks."""
+
+    def __init__(self, error: BuilderError) -> None:
+        self._error = error
+
+    def __call__(self, *args: Any) -> Any:
+        raise copy.copy(self._error)
+
+
+class _Call:
+    """Runs a graph of Dynamo in engines, once it has been compiled at the first call.
+
+    Args:
+        graph, arguments: of Dynamo.
+        ranged: what to compile for.
+        tensors: which values that the graph returns are tensors.
+        sizes: gives the others; None where there are none.
+        frame: that the graph is of.
+        options: settings, cache and what to do out of range.
+    """
+
+    def __init__(
+        self,
+        graph: torch.fx.GraphModule,
+        arguments: Sequence[Argument],
+        ranged: RangedInputs,
+        tensors: Sequence[bool],
+        sizes: torch.fx.GraphModule | None,
+        frame: Frame,
+        options: LibraryOptions,
+    ) -> None:
+        self._graph = graph
+        self._sizes = sizes
+        self._tensors = tuple(tensors)
+        self._options = options
+        self._label = frame.label
+        self._modules = [weakref.ref(m) for m in frame.modules]
+        self._weights = [i for i, a in enumerate(arguments) if a.kind == "weight"]
+        self._inputs = ranged.positions
+        self._numbers = frozenset(i for i, a in enumerate(arguments) if a.kind == "number")
+        self._arguments = [(a.kind, a.of, a.axis) for a in arguments]
+        first = next(a.value for a in arguments if a.kind == "input")
+        self._device: torch.device = first.device
+        host = graph if first.device.type == "cpu" else _on_cpu(graph)
+        self._module = GraphModule(host, arguments, ranged.positions, tensors)
+        self._ranged = ranged
+        self._lock = threading.Lock()
+        self._compiled: CompiledGraph | None = None
+        self._eager = False
+        self._returned: tuple[Any, ...] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """As the graph's `forward`."""
+        weights = [args[i] for i in self._weights]
+        tensors = [args[i] for i in self._inputs]
+        gradients = torch.is_grad_enabled() and wants_gradients(tensors, weights)
+        if self._eager or (gradients and self._training()):
+            return self._graph(*args)
+        if self._numbers:
+            tensors = [torch.tensor(t) if i in self._numbers else t for i, t in zip(self._inputs, tensors, strict=True)]
+        compiled = self._compiled
+        if compiled is None:
+            compiled = self._compile(weights)
+            if compiled is None:
+                return self._graph(*args)
+        outputs = (
+            with_gradients(compiled, self._reference, tensors, weights) if gradients else compiled(tensors, weights)
+        )
+        self._remember(compiled, outputs)
+        if self._sizes is None:
+            return tuple(outputs)
+        given, numbers = iter(outputs), iter(self._sizes(*args))
+        return tuple(next(given) if is_tensor else next(numbers) for is_tensor in self._tensors)
+
+    def _training(self) -> bool:
+        return any(m is not None and m.training for m in (reference() for reference in self._modules))
+
+    def _remember(self, compiled: CompiledGraph, outputs: Sequence[torch.Tensor]) -> None:
+        if self._returned is None:
+            self._returned = tuple(o.tensor.dims for o in compiled.manifest.outputs)
+            for tensor, dims in zip(outputs, self._returned, strict=True):
+                # The frame behind a graph break, where only the sizes of this may be used, is traced in this call.
+                mark(tensor, [axis for axis, dim in enumerate(dims) if not dim.is_static])
+        for tensor, dims in zip(outputs, self._returned, strict=True):
+            KNOWN.add(tensor, dims)
+
+    def _compile(self, weights: Sequence[torch.Tensor]) -> CompiledGraph | None:
+        with self._lock:
+            if self._compiled is not None or self._eager:
+                return self._compiled
+            subject = Subject(
+                module=self._module,
+                inputs=self._ranged.inputs,
+                weights=self._module.weight_names,
+                name=self._label.partition("(")[0],
+                source=self._label,
+                device=self._device,
+                eager=self._reference,
+                bind=self._module.bind,
+                assumed=self._ranged.assumed,
+            )
+            progress = Logged(aloud=self._options.debug)
+            try:
+                self._compiled = CompiledGraph(subject, weights, self._options, progress, verify=False)
+            except ExportError as error:
+                if self._options.settings.require_full_compilation:
+                    raise
+                self._eager = True
+                warnings.warn(f"PyTorch runs {self._label}: {error}", stacklevel=3)
+            return self._compiled
+
+    def _reference(self, tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given = dict(zip(self._weights, weights, strict=True))
+        plain = [int(t) if i in self._numbers else t for i, t in zip(self._inputs, tensors, strict=True)]
+        results = self._graph(*call_values(self._arguments, self._inputs, plain, given))
+        return [r for r, is_tensor in zip(results, self._tensors, strict=True) if is_tensor]
+
+
+def _on_cpu(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph with everything that it makes on the CPU, where it is exported."""
+    moved = copy.deepcopy(graph)
+    for module in moved.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for node in module.graph.nodes:
+            node.args = torch.fx.node.map_aggregate(node.args, _cpu)
+            node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _cpu)
+        module.recompile()
+    return moved
+
+
+def _cpu(value: Any) -> Any:
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("cpu")
+    return "cpu" if isinstance(value, str) and value.startswith("cuda") else value
