@@ -18,8 +18,8 @@ import torch
 from builder.cache.options import CacheOptions
 from builder.compilation import Compilation, ModelCompiler
 from builder.engines import CompiledSegment
-from builder.errors import BuilderError, CompileError, DataError, RequestError
-from builder.export import export_model
+from builder.errors import BuilderError, CompileError, DataError, ExportError, RequestError
+from builder.export import ExportedModel, export_model
 from builder.inputs import Constant, Input
 from builder.library_options import LibraryOptions
 from builder.profiles import Profile
@@ -226,6 +226,9 @@ class CompiledGraph:
             exported = export_model(
                 subject.module, subject.inputs, output_names=subject.outputs, profiles=subject.profiles
             )
+            _refuse_random(exported)
+            for note in exported.notes:
+                self._progress.note(note)
             compilation = compiler.compile(exported)
             compiler.close()
             state = self._loaded(compilation, weights)
@@ -303,6 +306,18 @@ class CompiledGraph:
         other._work = self._work
         other._state = dataclasses.replace(self._state, watch=WeightWatch(weights))
         return other
+
+
+def _refuse_random(exported: ExportedModel) -> None:
+    for module in exported.program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            tags = getattr(node.target, "tags", ())
+            if torch.Tag.nondeterministic_seeded in tags:
+                raise ExportError(
+                    f"the model draws random numbers ({node.target}), and no engine draws those that PyTorch does",
+                    where=str(node.meta.get("stack_trace") or "").strip().rpartition("\n")[2].strip() or None,
+                    fix="call eval(), or give the random numbers as an input",
+                )
 
 
 def _in_place(compiled: CompiledSegment) -> tuple[SegmentSpec, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import types
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._dynamo import external_utils
 from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -48,16 +50,20 @@ class Frame:
         resumed: whether it is such a rest.
         local: its variables by name.
         parameters: names of its arguments, in order.
+        wrapped: where Dynamo compiles a function of its own around a module's forward (`fn(*args, **kwargs)`), that module.
     """
 
     code: types.CodeType
     resumed: bool
     local: Mapping[str, Any]
     parameters: tuple[str, ...]
+    wrapped: torch.nn.Module | None = None
 
     @property
     def label(self) -> str:
         """For messages: the function and its parameters."""
+        if self.wrapped is not None:
+            return f"{type(self.wrapped).__name__}.forward({', '.join(_forward_parameters(self.wrapped))})"
         owner = self.local.get("self")
         name = f"{type(owner).__name__}.{self.code.co_name}" if owner is not None else self.code.co_name
         return f"{name}({', '.join(p for p in self.parameters if p != 'self')})"
@@ -65,7 +71,25 @@ class Frame:
     @property
     def modules(self) -> tuple[torch.nn.Module, ...]:
         """Modules among its variables."""
-        return tuple(v for v in map(_content, self.local.values()) if isinstance(v, torch.nn.Module))
+        found = [v for v in map(_content, self.local.values()) if isinstance(v, torch.nn.Module)]
+        return tuple(found) if self.wrapped is None else (self.wrapped, *found)
+
+    def named(self, way: str) -> str:
+        """The way to a tensor as the user would write it."""
+        if self.wrapped is None:
+            return way
+        first, _, rest = way.partition(".")
+        key, _, inside = rest.partition(".")
+        names = _forward_parameters(self.wrapped)
+        if first == "args" and key.isdigit() and int(key) < len(names):
+            key = names[int(key)]
+        elif first != "kwargs":
+            return way
+        return f"{key}.{inside}" if inside else key
+
+
+def _forward_parameters(module: torch.nn.Module) -> list[str]:
+    return [p.name for p in inspect.signature(module.forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
 
 
 def current_frame() -> Frame:
@@ -75,7 +99,11 @@ def current_frame() -> Frame:
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
     resumed = code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX)
-    return Frame(code, resumed, dict(translator.f_locals), code.co_varnames[:count])
+    local = dict(translator.f_locals)
+    inner = _content(local.get("fn")) if code.co_filename == external_utils.__file__ else None
+    inner = getattr(inner, "__self__", inner)
+    wrapped = inner if isinstance(inner, torch.nn.Module) else None
+    return Frame(code, resumed, local, code.co_varnames[:count], wrapped)
 
 
 def hand_over(graph: torch.fx.GraphModule, examples: list[Any], frame: Frame) -> list[Argument]:
@@ -91,7 +119,10 @@ def hand_over(graph: torch.fx.GraphModule, examples: list[Any], frame: Frame) ->
         elif isinstance(example, torch.Tensor):
             value = node.meta["grapharg"].example
             kind = "weight" if _is_weight(source, value, frame) else "input"
-            found.append(Argument(kind, _way(source.name), value, fake, source=source.name))
+            name = _way(source.name)
+            found.append(
+                Argument(kind, name if kind == "weight" else frame.named(name), value, fake, source=source.name)
+            )
         elif isinstance(example, int | torch.SymInt):
             found.append(_number(source, node, fake, position, frame))
         else:
@@ -160,7 +191,8 @@ def leaves(frame: Frame) -> Iterator[tuple[str, torch.Tensor]]:
     for name in frame.parameters:
         value = _content(frame.local.get(name))
         if not isinstance(value, torch.nn.Module):
-            yield from _inside(name, value)
+            for way, tensor in _inside(name, value):
+                yield frame.named(way), tensor
 
 
 def _inside(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
