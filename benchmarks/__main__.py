@@ -7,6 +7,7 @@ import sys
 from benchmarks import (
     cache_builds,
     cache_store,
+    calls,
     hashing,
     own_share,
     partitioning,
@@ -29,6 +30,7 @@ if __name__ == "__main__":
             tensorrt_builds,
             serving,
             serving_gpu,
+            calls,
         )
     }
     for name in sys.argv[1:] or known:

@@ -150,7 +150,7 @@ class CompiledGraph:
                 return self._outside(error, tensors, weights)
         try:
             profile = state.profiles.choose(self._named(tensors)) if state.profiles else 0
-            outputs = [to_torch(v, self._subject.device) for v in state.steps.run(tensors, profile)]  # type: ignore[arg-type]
+            outputs = [self._brought_home(value) for value in state.steps.run(tensors, profile)]
         except DataError:
             if self._options.out_of_range == "eager":
                 return self._subject.eager(tensors, weights)
@@ -176,6 +176,10 @@ class CompiledGraph:
         """
         with self._lock:
             self._state = self._with_weights(self._state, weights, range(len(weights)))
+
+    def _brought_home(self, value: Value) -> torch.Tensor:
+        tensor = value if isinstance(value, torch.Tensor) else to_torch(value)
+        return tensor if tensor.device == self._subject.device else tensor.to(self._subject.device)
 
     def _named(self, tensors: Tensors) -> dict[str, Value]:
         return {i.name or "": t for i, t in zip(self.inputs, tensors, strict=True)}

@@ -173,7 +173,7 @@ class _Call:
         weights = [args[i] for i in self._weights]
         tensors = [args[i] for i in self._inputs]
         gradients = torch.is_grad_enabled() and wants_gradients(tensors, weights)
-        if self._eager or (gradients and self._training()):
+        if self._eager or (gradients and self._in_training()):
             return self._graph(*args)
         if self._numbers:
             tensors = [torch.tensor(t) if i in self._numbers else t for i, t in zip(self._inputs, tensors, strict=True)]
@@ -191,7 +191,7 @@ class _Call:
         given, numbers = iter(outputs), iter(self._sizes(*args))
         return tuple(next(given) if is_tensor else next(numbers) for is_tensor in self._tensors)
 
-    def _training(self) -> bool:
+    def _in_training(self) -> bool:
         return any(m is not None and m.training for m in (reference() for reference in self._modules))
 
     def _remember(self, compiled: CompiledGraph, outputs: Sequence[torch.Tensor]) -> None:

@@ -28,7 +28,7 @@ def to_numpy(value: Value) -> np.ndarray[Any, Any]:
     """
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value) if value.ndim else value
-    return value.detach().cpu().contiguous().numpy()
+    return np.ascontiguousarray(value.numpy(force=True)) if value.ndim else value.numpy(force=True)
 
 
 def to_torch(value: Value, device: str = "cpu") -> torch.Tensor:

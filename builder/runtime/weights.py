@@ -21,11 +21,14 @@ class WeightWatch:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._seen = [(tensor, _version(tensor), _address(tensor)) for tensor in tensors]
+        self._counted = all(version >= 0 for _, version, _ in self._seen)
 
     def changed(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether any of them is another, or holds other values."""
+        if not self._counted:
+            return bool(self.changes(tensors))
         for tensor, (seen, version, address) in zip(tensors, self._seen, strict=True):
-            if tensor is not seen or tensor.data_ptr() != address or (version >= 0 and tensor._version != version):
+            if tensor is not seen or tensor._version != version or tensor.data_ptr() != address:
                 return True
         return False
 
