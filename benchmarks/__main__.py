@@ -15,6 +15,7 @@ from benchmarks import (
     serving_gpu,
     startup,
     tensorrt_builds,
+    warm_start,
 )
 
 if __name__ == "__main__":
@@ -31,6 +32,7 @@ if __name__ == "__main__":
             serving,
             serving_gpu,
             calls,
+            warm_start,
         )
     }
     for name in sys.argv[1:] or known:

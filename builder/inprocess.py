@@ -315,13 +315,24 @@ class CompiledGraph:
 def _refuse_random(exported: ExportedModel) -> None:
     for module in exported.program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            tags = getattr(node.target, "tags", ())
-            if torch.Tag.nondeterministic_seeded in tags:
+            if _draws(node):
                 raise ExportError(
                     f"the model draws random numbers ({node.target}), and no engine draws those that PyTorch does",
                     where=str(node.meta.get("stack_trace") or "").strip().rpartition("\n")[2].strip() or None,
                     fix="call eval(), or give the random numbers as an input",
                 )
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Attention, dropout and recurrent layers say that they may draw, and do not where their dropout is off."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    given = {a.name: a.default_value for a in arguments}
+    given.update(zip((a.name for a in arguments), node.args, strict=False))
+    given.update(node.kwargs)
+    off = given.get("train", True) is False or given.get("training", True) is False
+    return not (off or given.get("dropout_p", 1) == 0 or given.get("dropout", 1) == 0)
 
 
 def _in_place(compiled: CompiledSegment) -> tuple[SegmentSpec, Path]:

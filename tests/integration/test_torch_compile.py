@@ -242,6 +242,21 @@ def test_an_unknown_option_names_the_nearest() -> None:
     assert "min_block_size" in (error.value.fix or "")
 
 
+def test_attention_draws_nothing_in_eval_mode() -> None:
+    class Attention(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q = x.unflatten(-1, (2, 8)).transpose(1, 2)
+            attended = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+            return torch.nn.functional.dropout(attended.transpose(1, 2).flatten(2), 0.5, self.training)
+
+    model = Attention()
+    fast = compiled(model, TWO, require_full_compilation=True)
+    with torch.no_grad():
+        for shape in SHAPES:
+            same(fast, model, *shape)
+    assert graphs() == 1
+
+
 def test_weights_that_change_are_taken() -> None:
     model = MLP()
     fast = compiled(model, RANGE)
