@@ -67,13 +67,16 @@ class CompiledModule(torch.nn.Module):
 
     def _compile(self) -> None:
         subject = _subject(self.module, self._inputs, **self._more)
-        self._places = list(_places(self.module))
+        self._places, self._tree = list(_places(self.module)), list(_tree(self.module))
         self._built_for = _kinds(self._weights())
         self._graph = CompiledGraph(subject, self._weights(), self._options, self._progress, verify=self._verify)
         self._form, self._output = forms_of(self._graph)
         self._plain = self._form.is_plain
 
     def _weights(self) -> list[torch.Tensor]:
+        if any(children.get(name) is not child for children, name, child in self._tree):
+            # A layer was exchanged for another.
+            self._places, self._tree = list(_places(self.module)), list(_tree(self.module))
         return [owner[name] for owner, name in self._places]
 
     @property
@@ -174,7 +177,7 @@ class CompiledModule(torch.nn.Module):
         other.module = copy.deepcopy(self.module, memo)
         other.training = self.training
         other._told = set()
-        other._places = list(_places(other.module))
+        other._places, other._tree = list(_places(other.module)), list(_tree(other.module))
         subject = _subject(other.module, self._graph.inputs, **self._more)
         other._graph = self._graph.copied(subject, other._weights())
         return other
@@ -224,6 +227,14 @@ def _places(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
         owner, _, own = name.rpartition(".")
         held = module.get_submodule(owner)
         yield (held._parameters if own in held._parameters else held._buffers), own
+
+
+def _tree(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.nn.Module]]:
+    """Every module inside, and where it is kept."""
+    for parent in module.modules():
+        for name, child in parent._modules.items():
+            if child is not None:
+                yield parent._modules, name, child
 
 
 def _kinds(weights: Sequence[torch.Tensor]) -> tuple[tuple[torch.dtype, str], ...]:

@@ -66,8 +66,9 @@ def _precision(value: Any) -> str:
 
 
 def _device(value: Any) -> str:
-    kind, _, index = str(getattr(value, "type", value)).partition(":")
-    number = getattr(value, "index", None) or (int(index) if index else 0)
+    # A torch.device says "cuda:0" too.
+    kind, _, index = str(value).partition(":")
+    number = int(index or 0)
     if kind == "gpu":
         kind = "cuda"
     if kind not in ("cpu", "cuda") or number:

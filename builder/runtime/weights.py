@@ -26,18 +26,24 @@ class WeightWatch:
     def changed(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether any of them is another, or holds other values."""
         if not self._counted:
-            return bool(self.changes(tensors))
+            return any(
+                tensor is not seen or _address(tensor) != address or _version(tensor) != version
+                for tensor, (seen, version, address) in zip(tensors, self._seen, strict=True)
+            )
         for tensor, (seen, version, address) in zip(tensors, self._seen, strict=True):
             if tensor is not seen or tensor._version != version or tensor.data_ptr() != address:
                 return True
         return False
 
     def changes(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """Which of them."""
+        """Which of them may have changed: batch normalisation in training mode writes into buffers that no counter tells of."""
         return [
             index
             for index, (tensor, (seen, version, address)) in enumerate(zip(tensors, self._seen, strict=True))
-            if tensor is not seen or _address(tensor) != address or _version(tensor) != version
+            if tensor is not seen
+            or _address(tensor) != address
+            or _version(tensor) != version
+            or not isinstance(tensor, torch.nn.Parameter)
         ]
 
 
