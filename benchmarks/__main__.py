@@ -8,6 +8,7 @@ from benchmarks import (
     cache_builds,
     cache_store,
     calls,
+    compile_gpu,
     hashing,
     own_share,
     partitioning,
@@ -33,6 +34,7 @@ if __name__ == "__main__":
             serving_gpu,
             calls,
             warm_start,
+            compile_gpu,
         )
     }
     for name in sys.argv[1:] or known:

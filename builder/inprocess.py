@@ -193,6 +193,7 @@ class CompiledGraph:
             with torch.no_grad():
                 reference = self._subject.eager(tensors, weights)
             for index, (expected, given) in enumerate(zip(reference, outputs, strict=True)):
+                expected = expected.cpu()
                 problem = compare_tensors(expected, given, self._options.settings).problem
                 if problem:
                     raise CompileError(
