@@ -65,15 +65,39 @@ def _prepared(graph: torch.fx.GraphModule, examples: list[Any], options: dict[st
     on_gpu = any(isinstance(a.value, torch.Tensor) and a.value.device.type == "cuda" for a in arguments)
     chosen = library_options(options, device="cuda" if on_gpu else "cpu")
     tensors = [isinstance(_value(n), torch.Tensor) for n in graph.graph.output_node().args[0]]  # type: ignore[union-attr]
-    sizes = size_outputs(graph, tensors)
-    strange = [a.name for a in arguments if a.kind == "other"]
-    if strange or sizes is None or not any(tensors) or not any(a.kind == "input" for a in arguments):
+    sizes = None if all(tensors) else size_outputs(graph, tensors)
+    if not any(tensors) or not any(a.kind == "input" for a in arguments):
+        # It computes nothing from tensors of the call.
         return graph.forward
+    reason = _refusal(arguments, all(tensors) or sizes is not None)
+    if reason:
+        return _left_to_pytorch(graph, frame, chosen, ExportError(reason))
     ranged = ranged_inputs(arguments, declared, frame)
     for argument, item in zip((arguments[p] for p in ranged.positions), ranged.inputs, strict=True):
         if argument.kind == "input":
             KNOWN.add(argument.value, item.dims)
-    return _Call(graph, arguments, ranged, tensors, None if all(tensors) else sizes, frame, chosen)
+    return _Call(graph, arguments, ranged, tensors, sizes, frame, chosen)
+
+
+def _refusal(arguments: Sequence[Argument], numbers: bool) -> str:
+    """Why a graph cannot be compiled; empty where it may be.
+
+    Args:
+        numbers: whether every number that it returns follows from sizes.
+    """
+    strange = [f"{a.name!r} ({type(a.value).__name__})" for a in arguments if a.kind == "other"]
+    if strange:
+        return f"it takes {', '.join(strange)}, which no engine does"
+    return "" if numbers else "it returns a number that it computes from tensors"
+
+
+def _left_to_pytorch(
+    graph: torch.fx.GraphModule, frame: Frame, options: LibraryOptions, error: ExportError
+) -> Callable[..., Any]:
+    if options.settings.require_full_compilation:
+        raise error
+    warnings.warn(f"PyTorch runs {frame.label}: {error}", stacklevel=2)
+    return graph.forward
 
 
 def _value(node: Any) -> Any:

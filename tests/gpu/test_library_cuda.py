@@ -10,19 +10,14 @@ import torch
 
 import builder
 from builder import Input
-from tests.integration.test_torch_compile import MLP, SHAPES, TWO, Broken, Hybrid
+from builder.inprocess import CompiledGraph
+from tests.integration.test_torch_compile import MLP, SHAPES, TWO, Broken, Hybrid, kinds, made
+
+__all__ = ["made"]
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 RANGE = Input(min_shape=(1, 16), opt_shape=(8, 16), max_shape=(32, 16))
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_REPO_CACHE", str(tmp_path / "cache"))
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    torch.manual_seed(0)
 
 
 def same(fast: Any, model: Any, *shape: int) -> None:
@@ -64,7 +59,7 @@ def test_to_the_gpu_after_compiling() -> None:
 
 
 @pytest.mark.parametrize("kind", [Hybrid, Broken])
-def test_torch_compile(kind: type[Hybrid]) -> None:
+def test_torch_compile(kind: type[Hybrid], made: list[CompiledGraph]) -> None:
     model = kind().eval().cuda()
     fast = torch.compile(
         model,
@@ -78,6 +73,7 @@ def test_torch_compile(kind: type[Hybrid]) -> None:
         model.before.weight.mul_(2)
     same(fast, model, 3, 5, 16)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (1 if kind is Hybrid else 2)
+    assert kinds(made) == ([["engine", "fallback", "engine"]] if kind is Hybrid else [["engine"], ["engine"]])
     x = torch.randn(3, 5, 16, device="cuda", requires_grad=True)
     fast(x).square().sum().backward()
     found, x.grad = x.grad, None

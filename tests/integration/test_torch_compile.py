@@ -16,6 +16,7 @@ from torch._dynamo.utils import counters
 
 from builder import BuilderError, Input
 from builder.errors import CompileError, ExportError, RequestError, SpecError
+from builder.inprocess import CompiledGraph
 
 RANGE = Input(min_shape=(1, 16), opt_shape=(8, 16), max_shape=(32, 16))
 TWO = Input(shape=("B=1:4:8", "T=1:8:16", 16))
@@ -23,13 +24,27 @@ SHAPES = [(1, 1, 16), (4, 7, 16), (1, 9, 16), (3, 3, 16), (8, 16, 16), (5, 1, 16
 
 
 @pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CompiledGraph]]:
+    """Everything that was compiled: PyTorch alone would give right answers too."""
+    found: list[CompiledGraph] = []
+    make = CompiledGraph.__init__
+
+    def counted(self: CompiledGraph, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        found.append(self)
+
+    monkeypatch.setattr(CompiledGraph, "__init__", counted)
     monkeypatch.setenv("TRITON_REPO_CACHE", str(tmp_path / "cache"))
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)
-    yield
+    yield found
     torch._dynamo.reset()
+
+
+def kinds(made: list[CompiledGraph]) -> list[list[str]]:
+    """Of the segments of each graph."""
+    return [[s.kind for s in graph.compilation.plan.segments] for graph in made]
 
 
 class MLP(torch.nn.Module):
@@ -105,13 +120,14 @@ def same(fast: Any, model: Any, *shape: int, device: str = "cpu") -> None:
     torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-def test_the_mlp_with_inputs_in_the_options() -> None:
+def test_the_mlp_with_inputs_in_the_options(made: list[CompiledGraph]) -> None:
     model = MLP()
     fast = compiled(model, RANGE)
     with torch.no_grad():
         for batch in (8, 1, 32, 3):
             same(fast, model, batch, 16)
     assert graphs() == 1
+    assert kinds(made) == [["engine"]]
 
 
 @pytest.mark.parametrize("dynamic", [False, None, True])
@@ -125,23 +141,25 @@ def test_many_shapes_one_compilation(dynamic: bool | None) -> None:
     assert graphs() == 1
 
 
-def test_the_hybrid_model_never_recompiles() -> None:
+def test_the_hybrid_model_never_recompiles(made: list[CompiledGraph]) -> None:
     model = Hybrid()
     fast = compiled(model, TWO, torch_executed_ops=["aten::special_bessel_j0"])
     with torch.no_grad():
         for shape in SHAPES:
             same(fast, model, *shape)
     assert graphs() == 1
+    assert kinds(made) == [["engine", "fallback", "engine"]]
 
 
 @pytest.mark.parametrize("kind", [Broken, ThroughNumpy, ThroughPython])
-def test_graph_breaks_do_not_recompile(kind: type[Hybrid]) -> None:
+def test_graph_breaks_do_not_recompile(kind: type[Hybrid], made: list[CompiledGraph]) -> None:
     model = kind()
     fast = compiled(model, TWO)
     with torch.no_grad():
         for shape in SHAPES:
             same(fast, model, *shape)
     assert graphs() == 2
+    assert kinds(made) == [["engine"], ["engine"]]
 
 
 def test_nothing_is_left_of_the_settings_of_the_second_trace() -> None:
@@ -418,7 +436,7 @@ def test_a_wrong_engine_is_found_at_the_first_call(monkeypatch: pytest.MonkeyPat
         compiled(MLP(), RANGE)(torch.randn(4, 16))
 
 
-def test_functions_and_several_outputs() -> None:
+def test_functions_and_several_outputs(made: list[CompiledGraph]) -> None:
     weight = torch.randn(16, 4)
 
     def function(x: torch.Tensor, scale: float = 2.0) -> dict[str, Any]:
@@ -434,3 +452,17 @@ def test_functions_and_several_outputs() -> None:
             torch.testing.assert_close(given["y"], expected["y"], rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(given["both"], expected["both"], rtol=1e-4, atol=1e-4)
     assert graphs() == 1
+    assert kinds(made) == [["engine"]]
+
+
+def test_a_number_made_of_data_stays_in_pytorch(made: list[CompiledGraph]) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return x + 1, torch.nonzero(x).shape[0]
+
+    torch._dynamo.config.capture_dynamic_output_shape_ops = True
+    try:
+        with torch.no_grad(), pytest.warns(UserWarning, match="PyTorch runs function"):
+            assert compiled(function, RANGE)(torch.ones(2, 16))[1] == 32
+    finally:
+        torch._dynamo.config.capture_dynamic_output_shape_ops = False
+    assert not made
