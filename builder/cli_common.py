@@ -22,6 +22,7 @@ __all__ = [
     "CacheSize",
     "CompilerName",
     "Debug",
+    "DeviceName",
     "ExecutedModules",
     "ExecutedOps",
     "FallbackName",
@@ -110,6 +111,7 @@ Remote = Annotated[
 ]
 RemoteReadonly = Annotated[bool, typer.Option("--remote-readonly", help="Take engines from the remote, send none.")]
 CompilerName = Annotated[str | None, typer.Option("--compiler", help="auto, onnxruntime, tensorrt_rtx, inductor, ...")]
+DeviceName = Annotated[str | None, typer.Option("--device", help="What engines are for: auto (default), cpu or cuda.")]
 MinBlock = Annotated[int | None, typer.Option(help="Leave engine segments with fewer operators to PyTorch.")]
 PrecisionName = Annotated[
     str | None, typer.Option("--precision", help="What engines compute in: fp32 (default), tf32, fp16 or bf16.")

@@ -71,7 +71,7 @@ def engines_of(spec: BuildSpec, progress: Progress) -> list[EngineSummary]:
     Raises:
         BuilderError: as a build does up to the compile stage.
     """
-    compiler = choose_compiler(spec.settings.compiler)
+    compiler = choose_compiler(spec.settings.compiler, spec.settings.device)
     exported = load_exported(spec, progress)
     progress.stage("partition")
     found = []
