@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch.export.graph_signature import OutputKind, TensorArgument
-from torch.utils import _pytree as pytree
 
 from builder.errors import SpecError
+from builder.export import tensor_leaves
 from builder.gradients import wants_gradients, with_gradients
 from builder.inprocess import CompiledGraph, Subject
 from builder.inputs import Constant, Input
@@ -23,7 +23,7 @@ from builder.progress import Progress
 from builder.runtime.calling import CallForm, OutputForm
 from builder.signature import match_inputs
 
-__all__ = ["CompiledModule", "forms_of", "on_host"]
+__all__ = ["CompiledModule", "forms_of", "on_host", "source_of"]
 
 
 class CompiledModule(torch.nn.Module):
@@ -67,16 +67,20 @@ class CompiledModule(torch.nn.Module):
 
     def _compile(self) -> None:
         subject = _subject(self.module, self._inputs, **self._more)
-        self._places, self._tree = list(_places(self.module)), list(_tree(self.module))
+        self._look()
         self._built_for = _kinds(self._weights())
         self._graph = CompiledGraph(subject, self._weights(), self._options, self._progress, verify=self._verify)
         self._form, self._output = forms_of(self._graph)
         self._plain = self._form.is_plain
 
+    def _look(self) -> None:
+        """Find out where the module keeps its weights."""
+        self._places, self._tree = list(_places(self.module)), list(_tree(self.module))
+
     def _weights(self) -> list[torch.Tensor]:
         if any(children.get(name) is not child for children, name, child in self._tree):
             # A layer was exchanged for another.
-            self._places, self._tree = list(_places(self.module)), list(_tree(self.module))
+            self._look()
         return [owner[name] for owner, name in self._places]
 
     @property
@@ -113,13 +117,10 @@ class CompiledModule(torch.nn.Module):
             tensors = self._form.tensors(args, kwargs)
         weights = self._weights()
         if torch.is_grad_enabled() and wants_gradients(tensors, weights):
-            outputs = with_gradients(self._call, self._reference, tensors, weights)
+            outputs = with_gradients(self._graph, self._reference, tensors, weights)
         else:
-            outputs = self._call(tensors, weights)
+            outputs = self._graph(tensors, weights)
         return self._output.restore(outputs)
-
-    def _call(self, tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return self._graph(tensors, weights)
 
     def _reference(self, tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         given = {name: weight for (name, _), weight in zip(_named(self.module), weights, strict=True)}
@@ -128,7 +129,7 @@ class CompiledModule(torch.nn.Module):
         def forward(*args: Any, **kwargs: Any) -> Any:
             return torch.func.functional_call(self.module, given, args, kwargs)
 
-        return _leaves(signature.call(forward, tensors))
+        return tensor_leaves(signature.call(forward, tensors))
 
     def _eagerly(self, key: str, reason: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if key not in self._told:
@@ -154,7 +155,6 @@ class CompiledModule(torch.nn.Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> CompiledModule:
         """`to`, `half`, `cuda` and the like: for another dtype or device it is compiled again."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._places = list(_places(self.module))
         now = _kinds(self._weights())
         if now != self._built_for:
             self._inputs = _converted(self._inputs, self._built_for, now)
@@ -177,7 +177,7 @@ class CompiledModule(torch.nn.Module):
         other.module = copy.deepcopy(self.module, memo)
         other.training = self.training
         other._told = set()
-        other._places, other._tree = list(_places(other.module)), list(_tree(other.module))
+        other._look()
         subject = _subject(other.module, self._graph.inputs, **self._more)
         other._graph = self._graph.copied(subject, other._weights())
         return other
@@ -210,10 +210,6 @@ def forms_of(graph: CompiledGraph) -> tuple[CallForm, OutputForm]:
     assert spec is not None
     specs = [s for s in exported.program.graph_signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
     return form, OutputForm(spec, tuple(isinstance(s.arg, TensorArgument) for s in specs))
-
-
-def _leaves(result: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 def _named(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -255,6 +251,11 @@ def _converted(
     return tuple(i.with_dtype(is_) if isinstance(i, Input) and f"torch.{i.dtype}" == str(was) else i for i in inputs)
 
 
+def source_of(module: torch.nn.Module) -> str:
+    """Where a module comes from, for records."""
+    return f"{type(module).__module__}:{type(module).__qualname__}"
+
+
 def on_host(module: torch.nn.Module) -> torch.nn.Module:
     """The module, or where it is on a GPU a copy of it on the CPU: that is where it is exported."""
     if all(t.device.type == "cpu" for _, t in _named(module)):
@@ -276,7 +277,7 @@ def _subject(module: torch.nn.Module, inputs: Sequence[Input | Constant], **more
     signature = match_inputs(module, inputs)
 
     def eager(tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return _leaves(signature.call(module, tensors))
+        return tensor_leaves(signature.call(module, tensors))
 
     return Subject(
         module=host,
@@ -285,5 +286,7 @@ def _subject(module: torch.nn.Module, inputs: Sequence[Input | Constant], **more
         device=device,
         eager=eager,
         bind=bind,
-        **{"name": type(module).__name__, "source": f"{type(module).__module__}:{type(module).__qualname__}", **more},
+        name=type(module).__name__,
+        source=source_of(module),
+        **more,
     )

@@ -21,7 +21,7 @@ from builder.symbols import Bound, matched_bounds, symbol_ranges, user_placehold
 from builder.tracing import own_name, trace, trace_sizes
 from builder.types import Range
 
-__all__ = ["EagerModel", "ExportedModel", "export_model"]
+__all__ = ["EagerModel", "ExportedModel", "export_model", "tensor_leaves"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,12 @@ class EagerModel:
         """Outputs by name, for tensors in the order of the inputs."""
         with torch.inference_mode():
             result = self.signature.call(self.module, tensors)
-        leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        return dict(zip(self.output_names, leaves, strict=True))
+        return dict(zip(self.output_names, tensor_leaves(result), strict=True))
+
+
+def tensor_leaves(result: Any) -> list[torch.Tensor]:
+    """The tensors in what `forward` returns, in order."""
+    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from builder.compiled_module import CompiledModule, forms_of, on_host
+from builder.cache.options import CacheOptions
+from builder.compilation import work_directory
+from builder.compiled_module import CompiledModule, forms_of, on_host, source_of
 from builder.console import show_plan
 from builder.errors import SpecError
 from builder.export import ExportedModel, export_model
-from builder.inputs import Constant, Input, parse_input
-from builder.library_options import LibraryOptions, library_options
+from builder.inputs import Constant, Input
+from builder.library_options import LibraryOptions, given_input, library_options
 from builder.partition.plan import PartitionPlan
 from builder.pipeline import BuildResult, plan_exported
 from builder.pipeline import build as build_spec
@@ -133,27 +135,15 @@ def build(
     Raises:
         BuilderError: of the stage that fails; then nothing was published.
     """
-    place = root if isinstance(root, str) else Path(root)
     extra = {"repository": repository, "triton": triton}
     if isinstance(model, str):
         spec = _spec(
             model, inputs, output_names, profiles, name, {**settings, **({"verify": verify} if verify else {})}
         )
-        spec = _with(spec, extra)
-        options = library_options(settings)
-        return build_spec(
-            spec, root=place, cache=options.cache, progress=Logged(aloud=options.debug), publishing=publishing
-        )
+        return _published(_with(spec, extra), root, library_options(settings), publishing)
     options = _options(model, settings, verify)
     spec = _with(_module_spec(model, options, _inputs(inputs), output_names, profiles, name), extra)
-    return build_spec(
-        spec,
-        root=place,
-        cache=options.cache,
-        progress=Logged(aloud=options.debug),
-        publishing=publishing,
-        module=on_host(model),
-    )
+    return _published(spec, root, options, publishing, model)
 
 
 def publish(
@@ -181,21 +171,34 @@ def publish(
     exported = compiled.graph.compilation.exported
     spec = BuildSpec(
         name=name or type(compiled.module).__name__,
-        source=_source(compiled.module),
+        source=source_of(compiled.module),
         base=Path.cwd(),
         inputs=(*compiled.graph.inputs, *(Constant(v, n) for n, v in exported.eager.signature.constants())),
         outputs=exported.output_names,
         profiles=compiled.profiles,
         settings=given.settings,
     )
-    return build_spec(
-        _with(spec, {"repository": repository, "triton": triton}),
-        root=root if isinstance(root, str) else Path(root),
-        cache=given.cache,
-        progress=Logged(aloud=given.debug),
-        publishing=publishing,
-        module=on_host(compiled.module),
+    return _published(
+        _with(spec, {"repository": repository, "triton": triton}), root, given, publishing, compiled.module
     )
+
+
+def _published(
+    spec: BuildSpec,
+    root: str | os.PathLike[str],
+    options: LibraryOptions,
+    publishing: PublishOptions | None,
+    module: torch.nn.Module | None = None,
+) -> BuildResult:
+    with work_directory() as work:
+        return build_spec(
+            spec,
+            root=root if isinstance(root, str) else Path(root),
+            cache=options.cache or CacheOptions(work / "cache"),
+            progress=Logged(aloud=options.debug),
+            publishing=publishing,
+            module=None if module is None else on_host(module),
+        )
 
 
 def save(compiled: CompiledModule, path: str | os.PathLike[str]) -> None:
@@ -241,27 +244,12 @@ def _options(module: torch.nn.Module, given: dict[str, Any], verify: bool | dict
 def _inputs(inputs: Inputs) -> tuple[Input | Constant, ...]:
     if isinstance(inputs, str | Input | Constant):
         inputs = [inputs]
-    return tuple(parse_input(i, where="inputs") if isinstance(i, str) else _input(i) for i in inputs)
-
-
-def _input(item: Any) -> Input | Constant:
-    if isinstance(item, Input | Constant):
-        return item
-    if isinstance(item, torch.Tensor):
-        return Input(shape=tuple(item.shape), dtype=item.dtype)
-    raise SpecError(
-        f"a {type(item).__name__} among the inputs",
-        where="inputs",
-        fix="give Input(min_shape=, opt_shape=, max_shape=), a tensor, or text: 'x=float32[B=1:8:32, 16]'",
-    )
+    items = (Input(shape=tuple(i.shape), dtype=i.dtype) if isinstance(i, torch.Tensor) else i for i in inputs)
+    return tuple(given_input(i, "inputs") for i in items)
 
 
 def _profiles(profiles: Sequence[Profile | str]) -> tuple[Profile, ...]:
     return tuple(parse_profile(p, f"profile {p!r}") if isinstance(p, str) else p for p in profiles)
-
-
-def _source(module: torch.nn.Module) -> str:
-    return f"{type(module).__module__}:{type(module).__qualname__}"
 
 
 def _module_spec(
@@ -274,7 +262,7 @@ def _module_spec(
 ) -> BuildSpec:
     data = {
         "name": name or type(module).__name__,
-        "source": _source(module),
+        "source": source_of(module),
         "base": Path.cwd(),
         "inputs": inputs,
         "outputs": tuple(output_names) if output_names else None,

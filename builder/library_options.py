@@ -10,11 +10,12 @@ from typing import Any, Literal, get_args
 
 from builder.cache.options import CacheOptions
 from builder.errors import SpecError, did_you_mean
+from builder.inputs import Constant, Input, parse_input
 from builder.settings import Settings, TensorRTSettings, VerifySettings
 from builder.spec import validated
 from builder.types import canonical_dtype
 
-__all__ = ["ALIASES", "REFUSED", "LibraryOptions", "OutOfRange", "library_options"]
+__all__ = ["ALIASES", "REFUSED", "LibraryOptions", "OutOfRange", "given_input", "library_options"]
 
 OutOfRange = Literal["error", "eager", "recompile"]
 
@@ -159,6 +160,23 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
 }
 
 _OWN = ("out_of_range", "debug", "dryrun", "cache_dir", "cache_size", "cache_built_engines", "reuse_cached_engines")
+
+
+def given_input(item: Any, where: str) -> Input | Constant:
+    """An input as a program gives it.
+
+    Raises:
+        SpecError: when it is none, or its text cannot be read.
+    """
+    if isinstance(item, str):
+        return parse_input(item, where="inputs")
+    if isinstance(item, Input | Constant):
+        return item
+    raise SpecError(
+        f"a {type(item).__name__} among the inputs",
+        where=where,
+        fix="give Input(min_shape=, opt_shape=, max_shape=), or text: 'x=float32[B=1:8:32, 16]'",
+    )
 
 
 def library_options(given: Mapping[str, Any], **defaults: Any) -> LibraryOptions:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import tempfile
@@ -15,9 +14,9 @@ from typing import Any
 import torch
 
 from builder.errors import RepositoryError, RequestError
+from builder.repository.content import digest_of
 from builder.runtime.calling import CallForm, OutputForm
-from builder.runtime.check import check_request
-from builder.runtime.manifest import FileDigest, Manifest
+from builder.runtime.manifest import Manifest
 from builder.runtime.model import RuntimeModel
 from builder.runtime.values import to_torch
 
@@ -39,7 +38,7 @@ def save_files(path: Path, manifest: Manifest, files: Mapping[str, Path], form: 
     Raises:
         RepositoryError: when it cannot be written.
     """
-    digests = {name: FileDigest(file.stat().st_size, _sha256(file)) for name, file in files.items()}
+    digests = {name: digest_of(file) for name, file in files.items()}
     call = {
         "format": _FORMAT,
         "parameters": form.parameters,
@@ -93,7 +92,7 @@ def load_module(path: Path, device: str | None) -> LoadedModule:
                 if name.startswith("/") or ".." in Path(name).parts:
                     raise RepositoryError(f"the file names {name!r}, which is outside of it", where=str(path))
                 archive.extract(name, place)
-                if _sha256(place / name) != digest.sha256:
+                if digest_of(place / name) != digest:
                     raise RepositoryError(
                         f"{name} in it is damaged", where=str(path), fix="copy it again, or save again"
                     )
@@ -139,7 +138,6 @@ class LoadedModule(torch.nn.Module):
                 fix="call it under torch.no_grad(), or use the module that was compiled",
             )
         request = dict(zip(self._form.inputs, tensors, strict=True))
-        check_request(self.manifest.inputs, request)
         device = tensors[0].device if tensors else "cpu"
         outputs = {n: to_torch(v, str(device)) for n, v in self._model(request).items()}
         return self._output.restore(list(outputs.values())) if self._output else outputs
@@ -149,8 +147,3 @@ class LoadedModule(torch.nn.Module):
         if mode:
             raise RequestError("a loaded engine cannot be trained", fix="train the module that it was compiled from")
         return self
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -19,8 +19,8 @@ from builder.dynamo.restart import mark, trace_again, traced
 from builder.errors import BuilderError, ExportError, SpecError
 from builder.gradients import wants_gradients, with_gradients
 from builder.inprocess import CompiledGraph, Subject
-from builder.inputs import Constant, Input, parse_input
-from builder.library_options import LibraryOptions, library_options
+from builder.inputs import Constant, Input
+from builder.library_options import LibraryOptions, given_input, library_options
 from builder.progress import Logged
 
 __all__ = ["triton_repo"]
@@ -71,7 +71,8 @@ def _prepared(graph: torch.fx.GraphModule, examples: list[Any], options: dict[st
         return graph.forward
     reason = _refusal(arguments, all(tensors) or sizes is not None)
     if reason:
-        return _left_to_pytorch(graph, frame, chosen, ExportError(reason))
+        _leave_to_pytorch(frame.label, chosen, ExportError(reason))
+        return graph.forward
     ranged = ranged_inputs(arguments, declared, frame)
     for argument, item in zip((arguments[p] for p in ranged.positions), ranged.inputs, strict=True):
         if argument.kind == "input":
@@ -91,13 +92,11 @@ def _refusal(arguments: Sequence[Argument], numbers: bool) -> str:
     return "" if numbers else "it returns a number that it computes from tensors"
 
 
-def _left_to_pytorch(
-    graph: torch.fx.GraphModule, frame: Frame, options: LibraryOptions, error: ExportError
-) -> Callable[..., Any]:
+def _leave_to_pytorch(label: str, options: LibraryOptions, error: ExportError) -> None:
+    """Say why, where the user lets it be so."""
     if options.settings.require_full_compilation:
         raise error
-    warnings.warn(f"PyTorch runs {frame.label}: {error}", stacklevel=2)
-    return graph.forward
+    warnings.warn(f"PyTorch runs {label}: {error}", stacklevel=3)
 
 
 def _value(node: Any) -> Any:
@@ -108,14 +107,7 @@ def _inputs(given: Any) -> tuple[Input | Constant, ...]:
     if given is None:
         return ()
     items = [given] if isinstance(given, str | Input) else list(given)
-    for item in items:
-        if not isinstance(item, str | Input | Constant):
-            raise SpecError(
-                f"options['inputs'] holds a {type(item).__name__}",
-                where="options",
-                fix="give Input(min_shape=, opt_shape=, max_shape=), or text: 'x=float32[B=1:8:32, 16]'",
-            )
-    return tuple(parse_input(i, where="inputs") if isinstance(i, str) else i for i in items)
+    return tuple(given_input(item, "options['inputs']") for item in items)
 
 
 def _trace_again_where_needed(
@@ -246,10 +238,8 @@ class _Call:
             try:
                 self._compiled = CompiledGraph(subject, weights, self._options, progress, verify=False)
             except ExportError as error:
-                if self._options.settings.require_full_compilation:
-                    raise
+                _leave_to_pytorch(self._label, self._options, error)
                 self._eager = True
-                warnings.warn(f"PyTorch runs {self._label}: {error}", stacklevel=3)
             return self._compiled
 
     def _reference(self, tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -20,16 +20,14 @@ class WeightWatch:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._seen = [(tensor, _version(tensor), _address(tensor)) for tensor in tensors]
+        self._seen = [(tensor, _version(tensor), tensor.data_ptr()) for tensor in tensors]
         self._counted = all(version >= 0 for _, version, _ in self._seen)
 
     def changed(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether any of them is another, or holds other values."""
         if not self._counted:
-            return any(
-                tensor is not seen or _address(tensor) != address or _version(tensor) != version
-                for tensor, (seen, version, address) in zip(tensors, self._seen, strict=True)
-            )
+            return any(map(_differs, tensors, self._seen))
+        # The same without calls: this is asked at every call of a model.
         for tensor, (seen, version, address) in zip(tensors, self._seen, strict=True):
             if tensor is not seen or tensor._version != version or tensor.data_ptr() != address:
                 return True
@@ -39,11 +37,8 @@ class WeightWatch:
         """Which of them may have changed: batch normalisation in training mode writes into buffers that no counter tells of."""
         return [
             index
-            for index, (tensor, (seen, version, address)) in enumerate(zip(tensors, self._seen, strict=True))
-            if tensor is not seen
-            or _address(tensor) != address
-            or _version(tensor) != version
-            or not isinstance(tensor, torch.nn.Parameter)
+            for index, (tensor, seen) in enumerate(zip(tensors, self._seen, strict=True))
+            if _differs(tensor, seen) or not isinstance(tensor, torch.nn.Parameter)
         ]
 
 
@@ -52,5 +47,6 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr()
+def _differs(tensor: torch.Tensor, seen: tuple[torch.Tensor, int, int]) -> bool:
+    known, version, address = seen
+    return tensor is not known or _version(tensor) != version or tensor.data_ptr() != address

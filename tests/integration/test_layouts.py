@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from builder.triton_options import PreprocessOptions, RepositoryOptions, TritonO
 from builder.verify.smoke import smoke
 from tests.integration.standins import answer_nothing, stand_in
 from tests.integration.test_build import CONVNET, HYBRID
+from tests.integration.threads import together
 from tests.unit.random_assemblies import draw
 
 pytestmark = pytest.mark.skipif(find_server() is None, reason="no Triton server is installed")
@@ -197,14 +197,6 @@ def call(server: TritonServer, name: str, requests: list[dict[str, np.ndarray]])
 
     together([lambda i=i: one(i) for i in range(len(requests))])  # type: ignore[misc]
     return answers
-
-
-def together(work: list[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=one) for one in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def executions(server: TritonServer, name: str) -> tuple[int, int]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import subprocess
 import sys
-import threading
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from builder.compiled_module import CompiledModule
 from builder.errors import RepositoryError, RequestError, SpecError
 from builder.runtime.manifest import Manifest
 from builder.runtime.model import RuntimeModel
+from tests.integration.threads import together
 
 RANGE = Input(min_shape=(1, 16), opt_shape=(8, 16), max_shape=(32, 16))
 
@@ -135,21 +136,12 @@ def test_threads_take_new_weights_together(model: MLP) -> None:
     fast = compiled(model)
     with torch.no_grad():
         model.first.weight.mul_(2)
-    failures: list[BaseException] = []
 
     def work(batch: int) -> None:
-        try:
-            for _ in range(10):
-                same(fast, model, batch, 16)
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(10):
+            same(fast, model, batch, 16)
 
-    threads = [threading.Thread(target=work, args=(batch,)) for batch in (1, 2, 16, 32)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    together([functools.partial(work, batch) for batch in (1, 2, 16, 32)])
 
 
 @pytest.mark.parametrize("policy", ["eager", "recompile"])
@@ -273,6 +265,15 @@ def test_build_and_publish_a_module(model: MLP, tmp_path: Path) -> None:
     served = RuntimeModel(root / "mlp" / "2", manifest=Manifest.read(root / "mlp" / "2"))
     with torch.no_grad():
         torch.testing.assert_close(torch.as_tensor(served({"x": x})["output"]), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_kept_without_the_cache(model: MLP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TRITON_REPO_CACHE", str(cache))
+    off = {"compiler": "onnxruntime", "cache_built_engines": False, "reuse_cached_engines": False}
+    builder.build(model, [RANGE], root=tmp_path / "repo", **off)
+    same(builder.compile(model, [RANGE], **off), model, 4, 16)
+    assert not cache.exists()
 
 
 def test_build_a_source_with_settings(tmp_path: Path) -> None:

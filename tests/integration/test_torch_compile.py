@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import threading
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch._dynamo.utils import counters
 from builder import BuilderError, Input
 from builder.errors import CompileError, ExportError, RequestError, SpecError
 from builder.inprocess import CompiledGraph
+from tests.integration.threads import together
 
 RANGE = Input(min_shape=(1, 16), opt_shape=(8, 16), max_shape=(32, 16))
 TWO = Input(shape=("B=1:4:8", "T=1:8:16", 16))
@@ -367,24 +368,15 @@ def test_inference_mode_and_autocast() -> None:
 def test_threads() -> None:
     model = MLP()
     fast = compiled(model, RANGE)
-    failures: list[BaseException] = []
     with torch.no_grad():
         same(fast, model, 4, 16)
 
     def work(batch: int) -> None:
-        try:
-            with torch.no_grad():
-                for _ in range(20):
-                    same(fast, model, batch, 16)
-        except BaseException as error:
-            failures.append(error)
+        with torch.no_grad():
+            for _ in range(20):
+                same(fast, model, batch, 16)
 
-    threads = [threading.Thread(target=work, args=(batch,)) for batch in (1, 2, 16, 32)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    together([functools.partial(work, batch) for batch in (1, 2, 16, 32)])
     assert graphs() == 1
 
 
