@@ -11,7 +11,8 @@ import torch
 import builder
 from builder import Input
 from builder.inprocess import CompiledGraph
-from tests.integration.test_torch_compile import MLP, SHAPES, TWO, Broken, Hybrid, kinds, made
+from tests.integration.test_torch_compile import SHAPES, TWO, kinds, made
+from tests.models.breaks import MLP, Broken, Hybrid
 
 __all__ = ["made"]
 

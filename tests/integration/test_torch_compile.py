@@ -18,6 +18,7 @@ from builder import BuilderError, Input
 from builder.errors import CompileError, ExportError, RequestError, SpecError
 from builder.inprocess import CompiledGraph
 from tests.integration.threads import together
+from tests.models.breaks import MLP, Broken, Hybrid, ThroughNumpy, ThroughPython
 
 RANGE = Input(min_shape=(1, 16), opt_shape=(8, 16), max_shape=(32, 16))
 TWO = Input(shape=("B=1:4:8", "T=1:8:16", 16))
@@ -46,59 +47,6 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Compi
 def kinds(made: list[CompiledGraph]) -> list[list[str]]:
     """Of the segments of each graph."""
     return [[s.kind for s in graph.compilation.plan.segments] for graph in made]
-
-
-class MLP(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(16, 32)
-        self.second = torch.nn.Linear(32, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.relu(self.first(x)))
-
-
-class Hybrid(torch.nn.Module):
-    """PyTorch in the middle."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before = torch.nn.Linear(16, 16)
-        self.after = torch.nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.after(torch.special.bessel_j0(torch.relu(self.before(x))))
-
-
-class Broken(Hybrid):
-    """A graph break in the middle, and a size that is used behind it."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(self.before(x))
-        torch._dynamo.graph_break()
-        return self.after(y) * x.shape[1]
-
-
-@torch._dynamo.disable
-def _in_numpy(y: torch.Tensor) -> Any:
-    return y.numpy() * 2
-
-
-class ThroughNumpy(Hybrid):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.after(torch.from_numpy(_in_numpy(torch.relu(self.before(x)))))
-
-
-@torch._dynamo.disable
-def _untraced(y: torch.Tensor) -> torch.Tensor:
-    return torch.cat([y, y], dim=1)
-
-
-class ThroughPython(Hybrid):
-    """What comes out of the break has another size than what went in."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.after(_untraced(torch.relu(self.before(x))))
 
 
 def compiled(model: Any, *inputs: Any, dynamic: bool | None = False, **options: Any) -> Any:
