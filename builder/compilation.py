@@ -18,7 +18,7 @@ from builder.cache.options import CacheOptions
 from builder.compilers.base import BuildContext, Compiler, CompilerSession
 from builder.compilers.registry import choose_compiler
 from builder.engines import CompiledSegment, Origin, SegmentCompiler, SegmentCompilers
-from builder.errors import CompileError, RepositoryError
+from builder.errors import CompileError, RepositoryError, SpecError
 from builder.export import ExportedModel
 from builder.partition.partitioner import partition
 from builder.partition.plan import PartitionPlan, Segment
@@ -189,12 +189,25 @@ class ModelCompiler:
         self._engines.close()
 
 
+def _check_cuda_graphs(compiler: Compiler, settings: Settings) -> None:
+    if not settings.cuda_graphs:
+        return
+    device = compiler.target(settings).get("device")
+    if device != "cuda":
+        raise SpecError(
+            f"CUDA graphs run on a GPU alone, and engines of {compiler.name} are made for the {device} here",
+            where="settings.cuda_graphs",
+            fix="leave it out, or choose a compiler and a device with a GPU",
+        )
+
+
 def start_session(compiler: Compiler, context: BuildContext) -> CompilerSession:
     """A session of a compiler; says so where it can only split.
 
     Raises:
         CompileError, SpecError: as `Compiler.session`.
     """
+    _check_cuda_graphs(compiler, context.settings)
     session = compiler.session(context)
     state = compiler.availability()
     if not state.can_build:

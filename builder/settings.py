@@ -67,7 +67,6 @@ class TensorRTSettings(BaseModel):
             same weights, "none" makes weights part of the engine.
         timing_cache: keep what was measured for later builds.
         build_timeout: seconds after which a build of one engine is given up.
-        cuda_graphs: capture each shape when it first comes, and replay it from then on.
     """
 
     model_config = _FROZEN
@@ -99,7 +98,6 @@ class TensorRTSettings(BaseModel):
     refit: Literal["weights", "identical", "none"] = "weights"
     timing_cache: bool = True
     build_timeout: Annotated[float, Field(gt=0)] | None = None
-    cuda_graphs: bool = False
 
 
 class Settings(BaseModel):
@@ -119,6 +117,8 @@ class Settings(BaseModel):
         fp32_ops, fp32_modules: what else stays in float32, named as in `torch_executed_ops` and
             `torch_executed_modules`.
         truncate_double: engines compute float64 in float32, where the compiler has no float64.
+        cuda_graphs: on a GPU, each segment is captured as a CUDA graph when a shape comes again, and replayed from then
+            on: less work for the CPU in each call, memory for each of up to 16 shapes.
         tensorrt: for TensorRT alone.
     """
 
@@ -134,5 +134,6 @@ class Settings(BaseModel):
     fp32_ops: tuple[str, ...] = ()
     fp32_modules: tuple[str, ...] = ()
     truncate_double: bool = False
+    cuda_graphs: bool = False
     tensorrt: TensorRTSettings = TensorRTSettings()
     verify: VerifySettings = VerifySettings()

@@ -46,8 +46,9 @@ _IDENTITY = (
     "padding", "wire_names",
 )  # fmt: skip
 
-# Settings that the runtime reads from the manifest, under `settings.tensorrt`.
-_RUNNING = ("cuda_graphs", "plugins", "version_compatible", "weight_streaming")
+# Settings that the runtime reads from the manifest: of all compilers, and under `settings.tensorrt`.
+_RUNNING = ("cuda_graphs",)
+_RUNNING_TENSORRT = ("plugins", "version_compatible", "weight_streaming")
 
 
 class ModelFiles(Protocol):
@@ -191,11 +192,15 @@ def identity(manifest: Manifest) -> Mapping[str, Any]:
     """What two versions have in common if they are the same."""
     # Through JSON, as the published one was: it makes lists of tuples.
     data = json.loads(manifest.to_json())
-    running = data["settings"].get("tensorrt", {})
+    settings = data["settings"]
+    tensorrt = settings.get("tensorrt", {})
     return {
         **{key: data[key] for key in _IDENTITY if key in data},
         "files": {path: digest for path, digest in data["files"].items() if path not in RECORD_NAMES},
-        "running": {name: running[name] for name in _RUNNING if running.get(name)},
+        "running": {
+            **{name: settings[name] for name in _RUNNING if settings.get(name)},
+            **{name: tensorrt[name] for name in _RUNNING_TENSORRT if tensorrt.get(name)},
+        },
     }
 
 

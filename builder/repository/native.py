@@ -40,7 +40,7 @@ def assemble_plan(parts: Assembly) -> RepositoryPlan:
             fix="use --layout python",
         )
     config = model_config(parts, native=native)
-    if native.backend == "tensorrt" and parts.manifest.settings.get("tensorrt", {}).get("cuda_graphs"):
+    if native.backend == "tensorrt" and parts.manifest.settings.get("cuda_graphs"):
         # The engine's order of inputs is not the model's.
         profiles = [{t.name: t for t in p} for p in parts.manifest.profiles]
         ordered = [[p[t.name] for t in segment.inputs] for p in profiles] or [list(segment.inputs)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from builder.errors import BuilderError, CompileError
+from builder.runtime.cuda_graphs import CudaGraphs
 from builder.runtime.manifest import SegmentSpec
 from builder.runtime.values import Value, to_numpy, to_torch
 
@@ -52,17 +53,21 @@ def load_runner(
         CompileError: when its library is not installed here, or refuses the artifact.
     """
     path = directory / segment.artifact
+    settings = settings or {}
+    cuda_graphs = bool(settings.get("cuda_graphs"))
+    graphs = CudaGraphs(segment.name, device) if cuda_graphs and device != "cpu" else None
     try:
         if segment.compiler == "torch":
-            return _TorchRunner(path, device)
+            return _TorchRunner(path, device, graphs)
         if segment.compiler == "onnxruntime":
             return _OnnxRuntimeRunner(path, segment, threads)
         if segment.compiler == "inductor":
-            return _InductorRunner(path, device)
+            return _InductorRunner(path, device, graphs)
         if segment.compiler in ("tensorrt", "tensorrt_rtx"):
             from builder.runtime.tensorrt import TensorRTRunner
 
-            return TensorRTRunner(path, segment, device, (settings or {}).get("tensorrt", {}))
+            options = settings.get("tensorrt", {})
+            return TensorRTRunner(path, segment, device, options, cuda_graphs=cuda_graphs)
     except ImportError as error:
         raise CompileError(
             f"{segment.name} needs {segment.compiler}, which is not installed here: {error}",
@@ -101,7 +106,7 @@ class _TorchRunner:
     packing of `ExportedProgram.module()`: ranges are checked once, at the model's edge.
     """
 
-    def __init__(self, path: Path, device: str) -> None:
+    def __init__(self, path: Path, device: str, graphs: CudaGraphs | None) -> None:
         import torch
         from torch.export.graph_signature import InputKind
 
@@ -120,10 +125,15 @@ class _TorchRunner:
             lifted[str(s.target)] for s in program.graph_signature.input_specs if s.kind is not InputKind.USER_INPUT
         ]
         self._graph = program.graph_module
+        self._graphs = graphs
 
     def run(self, inputs: Sequence[Value], profile: int = 0) -> list[Value]:
-        with self._torch.inference_mode():
-            return list(self._graph(*self._weights, *(to_torch(v, self._device) for v in inputs)))
+        tensors = [to_torch(v, self._device) for v in inputs]
+        return self._run(tensors) if self._graphs is None else self._graphs(tensors, self._run)
+
+    def _run(self, tensors: Sequence[Any]) -> list[Any]:
+        with self._torch.no_grad():
+            return list(self._graph(*self._weights, *tensors))
 
 
 class _InductorRunner:
@@ -134,15 +144,16 @@ class _InductorRunner:
     model is served.
     """
 
-    def __init__(self, path: Path, device: str) -> None:
+    def __init__(self, path: Path, device: str, graphs: CudaGraphs | None) -> None:
         import torch
 
         self._device = device
+        self._graphs = graphs
         index = torch.device(device).index
         _share_cxx_library()
-        # File, model, single-threaded, number of runners, device.
+        # File, model, without events between calls (no capture takes them; graphs come with a lock), number of runners, device.
         self._loader: Any = torch._C._aoti.AOTIModelPackageLoader(
-            str(path), "model", False, 1, -1 if index is None else index
+            str(path), "model", graphs is not None, 1, -1 if index is None else index
         )
         built_for = self._loader.get_metadata().get("AOTI_DEVICE_KEY")
         if built_for != torch.device(device).type:
@@ -154,7 +165,12 @@ class _InductorRunner:
 
     def run(self, inputs: Sequence[Value], profile: int = 0) -> list[Value]:
         # It reads its inputs as if they had the strides that it was compiled for.
-        return list(self._loader.boxed_run([to_torch(v, self._device).contiguous() for v in inputs]))
+        tensors = [to_torch(v, self._device).contiguous() for v in inputs]
+        return self._run(tensors) if self._graphs is None else self._graphs(tensors, self._run)
+
+    def _run(self, tensors: Sequence[Any]) -> list[Any]:
+        # The loader takes the tensors out of the list.
+        return list(self._loader.boxed_run(list(tensors)))
 
 
 def _share_cxx_library() -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import os
 import tempfile
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from builder.errors import CompileError
+from builder.runtime.cuda_graphs import CudaGraphs, Enqueue
 from builder.runtime.manifest import SegmentSpec
 from builder.runtime.values import Value, to_torch
 
@@ -24,19 +24,6 @@ __all__ = ["RUNTIME_CACHE", "TensorRTRunner"]
 RUNTIME_CACHE = "TRITON_REPO_RUNTIME_CACHE"
 
 _LIBRARY = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
-
-# Shapes that are captured for one plan, the first that come again; each has buffers and a context of its own.
-_GRAPHS = 16
-
-
-@dataclass(slots=True)
-class _Captured:
-    """A shape as a CUDA graph: its context, and the buffers that it reads and writes."""
-
-    graph: Any
-    context: Any
-    inputs: list[Any]
-    outputs: list[Any]
 
 
 class TensorRTRunner:
@@ -48,18 +35,23 @@ class TensorRTRunner:
         path: of the plan.
         segment: of the manifest.
         device: "cuda:N"; "cpu" takes the first GPU.
-        options: the manifest's `settings.tensorrt`: `plugins`, `weight_streaming` and `cuda_graphs` count.
+        options: the manifest's `settings.tensorrt`: `plugins`, `weight_streaming` and `version_compatible` count.
+        cuda_graphs: replay shapes that come again.
     Raises:
         CompileError: when the plan cannot be loaded here.
     """
 
-    def __init__(self, path: Path, segment: SegmentSpec, device: str, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, segment: SegmentSpec, device: str, options: Mapping[str, Any], *, cuda_graphs: bool = False
+    ) -> None:
         import torch
 
         self._device = device if device != "cpu" else "cuda:0"
         # What is loaded goes to the GPU that is current.
         with torch.cuda.device(self._device):
             self._load(path, segment, options)
+        # A size that the host reads is in no graph.
+        self._graphs = CudaGraphs(segment.name, self._device) if cuda_graphs and not self._on_host else None
 
     def _load(self, path: Path, segment: SegmentSpec, options: Mapping[str, Any]) -> None:
         import torch
@@ -95,12 +87,8 @@ class TensorRTRunner:
         self._contexts: dict[int, Any] = {}
         self._last_use: dict[int, Any] = {}
         self._allocators: dict[tuple[int, str], Any] = {}
-        self._graphs: dict[tuple[Any, ...], _Captured] | None = None
-        self._capturing = True
         self._seen: set[tuple[Any, ...]] = set()
         self._kernels = _KernelCache(self._engine, path) if hasattr(self._trt, "IRuntimeCache") else None
-        if options.get("cuda_graphs") and not self._on_host:
-            self._graphs = {}
 
     def _torch_dtype(self, dtype: Any) -> Any:
         kinds = self._trt.DataType
@@ -121,10 +109,13 @@ class TensorRTRunner:
         with torch.cuda.device(self._device):
             named = zip(self._segment.input_names, inputs, strict=True)
             held = {name: value for name, value in named if name in self._taken}
-            tensors = {name: self._prepared(name, value) for name, value in held.items()}
-            stream = torch.cuda.current_stream()
-            with self._lock:
-                outputs = self._run(tensors, profile, stream)
+            tensors = [self._prepared(name, value) for name, value in held.items()]
+            shared = functools.partial(self._run, tuple(held), profile)
+            if self._graphs is None:
+                outputs = shared(tensors)
+            else:
+                own = functools.partial(self._on_own_context, tuple(held), profile)
+                outputs = self._graphs(tensors, shared, own, profile)
         return [o.to(getattr(torch, spec.dtype)) for o, spec in zip(outputs, self._segment.outputs, strict=True)]
 
     def _prepared(self, name: str, value: Value) -> Any:
@@ -132,21 +123,31 @@ class TensorRTRunner:
         device = "cpu" if name in self._on_host else self._device
         return to_torch(value, device).to(self._dtypes[name]).contiguous()
 
-    def _run(self, tensors: Mapping[str, Any], profile: int, stream: Any) -> list[Any]:
-        shapes = (profile, *(tuple(t.shape) for t in tensors.values()))
-        if self._graphs is not None and shapes in self._graphs:
-            return self._replayed(self._graphs[shapes], tensors, stream)
-        context = self._context(profile, stream)
-        outputs = self._enqueued(context, tensors, stream)
-        self._used(context, stream)
-        if shapes not in self._seen:
-            self._seen.add(shapes)
-            if self._kernels is not None:
-                self._kernels.save()
-        elif self._graphs is not None and len(self._graphs) < _GRAPHS and self._capturing and not self._allocators:
-            # The first call of a shape may still load kernels, which no graph can hold; nor can it ask for memory.
-            self._try_to_capture(shapes, tensors, profile, stream)
+    def _run(self, names: Sequence[str], profile: int, tensors: Sequence[Any]) -> list[Any]:
+        """On the context that all calls of a profile share."""
+        shapes = (profile, *(tuple(t.shape) for t in tensors))
+        stream = self._torch.cuda.current_stream()
+        with self._lock:
+            context = self._context(profile, stream)
+            outputs = self._enqueued(context, dict(zip(names, tensors, strict=True)), stream)
+            self._used(context, stream)
+            if shapes not in self._seen:
+                self._seen.add(shapes)
+                if self._kernels is not None:
+                    self._kernels.save()
         return outputs
+
+    def _on_own_context(self, names: Sequence[str], profile: int) -> Enqueue:
+        """For a CUDA graph, which holds the state of its context."""
+        with self._torch.cuda.device(self._device):
+            context = self._new_context(profile, self._torch.cuda.current_stream())
+
+        def enqueue(tensors: Sequence[Any]) -> list[Any]:
+            if self._allocators:
+                raise CompileError("a size depends on the data", where=self._segment.name)
+            return self._enqueued(context, dict(zip(names, tensors, strict=True)), self._torch.cuda.current_stream())
+
+        return enqueue
 
     def _context(self, profile: int, stream: Any) -> Any:
         """The context of a profile, made when it is first used. A plan of one profile may have been built without any."""
@@ -201,42 +202,6 @@ class TensorRTRunner:
     def _address(self, tensor: Any) -> int:
         """Where a tensor lies. An empty one has no address, and TensorRT takes no null."""
         return int(tensor.data_ptr()) or int(self._nothing.data_ptr())
-
-    def _try_to_capture(self, shapes: tuple[Any, ...], tensors: Mapping[str, Any], profile: int, stream: Any) -> None:
-        try:
-            self._capture(shapes, tensors, profile, stream)
-        except (CompileError, RuntimeError) as error:
-            self._capturing = False
-            warnings.warn(f"{self._segment.name} captures no more CUDA graphs: {error}", stacklevel=2)
-
-    def _capture(self, shapes: tuple[Any, ...], tensors: Mapping[str, Any], profile: int, stream: Any) -> None:
-        """Keep a shape as a CUDA graph. A graph holds the state of its context, so each has its own."""
-        assert self._graphs is not None
-        torch = self._torch
-        context = self._new_context(profile, stream)
-        inputs = [t.clone() for t in tensors.values()]
-        own = dict(zip(tensors, inputs, strict=True))
-        stream.synchronize()
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            # Once before the capture, so that all kernels are there.
-            self._enqueued(context, own, side)
-            side.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-                results = self._enqueued(context, own, side)
-        self._graphs[shapes] = _Captured(graph, context, inputs, results)
-
-    def _replayed(self, captured: _Captured, tensors: Mapping[str, Any], stream: Any) -> list[Any]:
-        event = self._last_use.get(id(captured.context))
-        if event is not None:
-            stream.wait_event(event)
-        for buffer, tensor in zip(captured.inputs, tensors.values(), strict=True):
-            buffer.copy_(tensor)
-        captured.graph.replay()
-        outputs = [o.clone() for o in captured.outputs]
-        self._used(captured.context, stream)
-        return outputs
 
     def _checked(self, result: Any, what: str) -> Any:
         """What TensorRT returned; None and False mean that it refused, and why went to its log."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import builder
 from builder import Input
 from builder.inprocess import CompiledGraph
 from tests.integration.test_torch_compile import SHAPES, TWO, kinds, made
+from tests.integration.threads import together
 from tests.models.breaks import MLP, Broken, Hybrid
 
 __all__ = ["made"]
@@ -19,6 +21,13 @@ __all__ = ["made"]
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 RANGE = Input(min_shape=(1, 16), opt_shape=(8, 16), max_shape=(32, 16))
+
+
+class Found(MLP):
+    """As many rows as the data say."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nonzero(self.first(x) > 0)
 
 
 def same(fast: Any, model: Any, *shape: int) -> None:
@@ -47,6 +56,56 @@ def test_a_module_on_the_gpu_its_weights_streams_and_files(tmp_path: Path) -> No
         torch.testing.assert_close(given, model(x) * 2, rtol=1e-3, atol=1e-4)
     builder.save(fast, tmp_path / "mlp.bin")  # type: ignore[arg-type]
     same(builder.load(tmp_path / "mlp.bin"), model, 5, 16)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("ops", [[], ["aten::special_bessel_j0"]])
+def test_cuda_graphs(ops: list[str], precision: str, recwarn: pytest.WarningsRecorder) -> None:
+    model = Hybrid().eval().cuda()
+    fast = builder.compile(
+        model, [TWO], compiler="inductor", cuda_graphs=True, torch_executed_ops=ops, precision=precision
+    )
+    runners = [step[1].__self__ for step in fast.graph._state.steps._steps]  # type: ignore[union-attr]
+    assert len(runners) == (3 if ops else 1)
+    kept = []
+    for number in range(4):
+        for shape in SHAPES:
+            x = torch.randn(*shape, device="cuda")
+            with torch.inference_mode(number % 2 == 1), torch.no_grad():
+                kept.append((fast(x), model(x)))
+    for given, expected in kept:
+        torch.testing.assert_close(given, expected, rtol=1e-2, atol=1e-2 if precision == "fp16" else 1e-4)
+    assert [len(r._graphs._captured) for r in runners] == [len(SHAPES)] * len(runners)
+    assert not [w for w in recwarn if "CUDA graphs" in str(w.message)]
+    with torch.no_grad():
+        model.before.weight.mul_(2)
+    x = torch.randn(*SHAPES[0], device="cuda")
+    for _ in range(3):
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-2, atol=1e-2)
+
+
+def test_cuda_graphs_in_threads_and_streams() -> None:
+    model = MLP().eval().cuda()
+    fast = builder.compile(model, [RANGE], compiler="inductor", cuda_graphs=True)
+
+    def call(seed: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
+            for number in range(40):
+                x = torch.randn(1 + (seed + number) % 3, 16, device="cuda")
+                torch.testing.assert_close(fast(x), model(x), rtol=1e-3, atol=1e-4)
+
+    together([functools.partial(call, seed) for seed in range(4)])
+
+
+def test_what_no_graph_can_hold_runs_without() -> None:
+    model = Found().eval().cuda()
+    with pytest.warns(UserWarning, match="captures no more CUDA graphs"):
+        fast = builder.compile(model, [RANGE], compiler="inductor", cuda_graphs=True)
+        for _ in range(3):
+            x = torch.randn(4, 16, device="cuda")
+            with torch.no_grad():
+                torch.testing.assert_close(fast(x), model(x))
 
 
 def test_to_the_gpu_after_compiling() -> None:

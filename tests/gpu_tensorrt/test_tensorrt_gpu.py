@@ -97,7 +97,7 @@ def test_values_that_are_sizes(tmp_path: Path, flavour: str) -> None:
 
 
 def test_cuda_graphs(tmp_path: Path, flavour: str) -> None:
-    result = built(tmp_path, flavour, *CONVNET, tensorrt=TensorRTSettings(cuda_graphs=True))
+    result = built(tmp_path, flavour, *CONVNET, cuda_graphs=True)
     model = RuntimeModel(result.publication.path, device="cuda:0")
     plain = RuntimeModel(built(tmp_path / "plain", flavour, *CONVNET).publication.path, device="cuda:0")
     for _ in range(4):

@@ -109,7 +109,7 @@ def test_what_decides_an_engine_is_in_its_key() -> None:
     base = keyed_settings(Settings())
     assert keyed_settings(Settings(precision="tf32")) != base
     assert keyed_settings(Settings(tensorrt=TensorRTSettings(workspace_size=1 << 30))) != base
-    for same in ({"build_timeout": 9.0}, {"timing_cache": False}, {"cuda_graphs": True}):
+    for same in ({"build_timeout": 9.0}, {"timing_cache": False}):
         assert keyed_settings(Settings(tensorrt=TensorRTSettings(**same))) == base
     zeros = (
         "optimization_level",

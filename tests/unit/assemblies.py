@@ -201,7 +201,7 @@ def _profiles_tensorrt(place: Path) -> Assembly:
         runners=["tensorrt"],
         device="cuda",
         profiles=profiles,
-        settings={"tensorrt": {"cuda_graphs": True}},
+        settings={"cuda_graphs": True},
     )
 
 

@@ -164,7 +164,7 @@ def test_graph_specs_go_by_name(tmp_path: Path) -> None:
     steps = [segment(0, "tensorrt", [b, a], [y], tensor_names=(("b", "a"), ("y",)))]
     parts = assembly(
         tmp_path, "net", [a, b], [y], steps, layout="plan", runners=["tensorrt"], device="cuda", profiles=[[a, b], [a, b]],
-        settings={"tensorrt": {"cuda_graphs": True}},
+        settings={"cuda_graphs": True},
     )  # fmt: skip
     for graph in parsed(assemble(parts).config).optimization.cuda.graph_spec:
         assert (list(graph.input["a"].dim), list(graph.input["b"].dim)) == ([4], [3])

@@ -59,6 +59,7 @@ def runner(
     fake: FakeTensorRT,
     outputs: tuple[str, ...] = ("float32",),
     inputs: int = 1,
+    cuda_graphs: bool = False,
     **options: Any,
 ) -> runtime.TensorRTRunner:
     monkeypatch.setattr(runtime.importlib, "import_module", lambda name: fake)
@@ -74,7 +75,7 @@ def runner(
         tuple(TensorSpec(f"o{i}", d, anything) for i, d in enumerate(outputs)),
     )
     # Its tensors stay where the fake can read them.
-    return runtime.TensorRTRunner(plan, spec, "cpu:0", options)
+    return runtime.TensorRTRunner(plan, spec, "cpu:0", options, cuda_graphs=cuda_graphs)
 
 
 def test_shapes_and_addresses_are_set_before_the_call(

@@ -60,7 +60,7 @@ _WITHOUT_EFFECT = {
 }
 
 # None of these decides what an engine is.
-_NOT_KEYED = {"timing_cache", "build_timeout", "cuda_graphs", "plugins", "refit", "compute_capabilities"}
+_NOT_KEYED = {"timing_cache", "build_timeout", "plugins", "refit", "compute_capabilities"}
 
 _DEFAULTS = TensorRTSettings()
 
