@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -104,9 +105,48 @@ class CudaGraphs:
                 # Once before the capture, so that all kernels are there.
                 enqueue(inputs)
                 side.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-                    outputs = enqueue(inputs)
+                graph, outputs = _record(lambda: enqueue(inputs), torch.device(self._device))
             if any(not o.is_cuda for o in outputs):
                 raise RuntimeError("an output lies in the host's memory")
         return _Captured(graph, inputs, outputs, enqueue)
+
+
+def _record(work: Callable[[], list[Any]], device: Any) -> tuple[Any, list[Any]]:
+    """Capture what work puts on the current stream.
+
+    `torch.cuda.graph` has the GPU's generator of random numbers count for the graph while it captures, and for ever
+    when that fails: meanwhile no other thread can draw any. Here the graph gets a generator of its own, so that
+    work that draws random numbers cannot be captured.
+    """
+    import torch
+
+    generator = torch.cuda.default_generators[device.index or 0]
+    everybodys = generator.graphsafe_get_state()
+    graph: Any = torch.cuda.CUDAGraph()
+    pool = torch.cuda.graph_pool_handle()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    finally:
+        generator.graphsafe_set_state(everybodys)
+    try:
+        outputs = work()
+    except BaseException:
+        _abandon(graph, pool, device)
+        raise
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        _abandon(graph, pool, device)
+        raise
+    return graph, outputs
+
+
+def _abandon(graph: Any, pool: Any, device: Any) -> None:
+    """End a capture that failed. Where torch stops halfway, its allocator would go on as if there were one."""
+    import torch
+
+    with contextlib.suppress(RuntimeError):
+        graph.capture_end()
+    with contextlib.suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(device.index or 0, pool)

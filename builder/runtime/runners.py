@@ -54,7 +54,9 @@ def load_runner(
     """
     path = directory / segment.artifact
     settings = settings or {}
-    cuda_graphs = bool(settings.get("cuda_graphs"))
+    # A graph's outputs are as large as they were.
+    fixed = not any(dim.data_dependent for spec in segment.outputs for dim in spec.dims)
+    cuda_graphs = bool(settings.get("cuda_graphs")) and fixed
     graphs = CudaGraphs(segment.name, device) if cuda_graphs and device != "cpu" else None
     try:
         if segment.compiler == "torch":

@@ -24,10 +24,10 @@ RANGE = Input(min_shape=(1, 16), opt_shape=(8, 16), max_shape=(32, 16))
 
 
 class Found(MLP):
-    """As many rows as the data say."""
+    """Adds up places that the data say."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nonzero(self.first(x) > 0)
+        return torch.nonzero(self.first(x) > 0).sum(0)
 
 
 def same(fast: Any, model: Any, *shape: int) -> None:
@@ -106,6 +106,12 @@ def test_what_no_graph_can_hold_runs_without() -> None:
             x = torch.randn(4, 16, device="cuda")
             with torch.no_grad():
                 torch.testing.assert_close(fast(x), model(x))
+    torch.randn(4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        drawn = torch.randn(4, device="cuda")
+    graph.replay()
+    assert drawn.abs().sum() > 0, "a capture that failed leaves everything as it was"
 
 
 def test_to_the_gpu_after_compiling() -> None:

@@ -114,6 +114,18 @@ def test_gradients_in_eval_mode(model: MLP) -> None:
     torch.testing.assert_close(found, x.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("modules", [[], ["second"]])
+def test_answers_are_ordinary_tensors(model: MLP, modules: list[str]) -> None:
+    """Of a frozen model, under a head that is trained: whatever ran the last segment."""
+    fast = compiled(model.requires_grad_(False), torch_executed_modules=modules)
+    assert [s.kind for s in fast.graph.manifest.segments][-1] == ("fallback" if modules else "engine")
+    head = torch.ones(4, requires_grad=True)
+    features = fast(torch.randn(8, 16))
+    (features * head).sum().backward()
+    assert head.grad is not None
+    features += 1
+
+
 def test_copies_go_their_own_way(model: MLP) -> None:
     fast = compiled(model)
     other = copy.deepcopy(fast)

@@ -44,14 +44,29 @@ class Graph:
 
     again: Callable[[], object]
 
-    @classmethod
-    @contextlib.contextmanager
-    def capture(cls, graph: Graph, **_: Any) -> Iterator[None]:
-        cls.capturing = graph
-        try:
-            yield
-        finally:
-            cls.capturing = None
+    def capture_begin(self, **_: Any) -> None:
+        assert Generator.state != "everybody's", "a graph must not take the generator that all threads draw from"
+        Graph.capturing = self
+
+    def capture_end(self) -> None:
+        if Graph.capturing is not self:
+            raise RuntimeError("not capturing")
+        Graph.capturing = None
+
+
+class Generator:
+    """The GPU's own, of which graphs take hold."""
+
+    state = "everybody's"
+
+    def graphsafe_get_state(self) -> str:
+        return Generator.state
+
+    def clone_state(self) -> str:
+        return "a clone"
+
+    def graphsafe_set_state(self, state: str) -> None:
+        Generator.state = state
 
 
 class Segment:
@@ -82,9 +97,11 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stream]:
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", Graph.capture)
+    monkeypatch.setattr(torch.cuda, "default_generators", [Generator()])
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     yield made
+    assert Generator.state == "everybody's" and Graph.capturing is None
 
 
 def test_the_second_call_of_a_shape_is_captured_and_the_third_replayed(stream: Stream) -> None:
