@@ -22,7 +22,7 @@ from builder.hashing import file_digest
 from builder.lowering.canonical import canonicalise
 from builder.lowering.precision import ORIGIN
 from builder.lowering.structure import structural_weights
-from builder.lowering.torch_onnx import OPSET
+from builder.lowering.torch_onnx import OPSET, one_registry
 from builder.lowering.weights import FixedWeight, WeightSpec, dtype_name, refusal
 from builder.partition.assign import is_compute
 from builder.partition.plan import Segment
@@ -100,7 +100,14 @@ def lower_to_onnx(segment: Segment, directory: Path) -> LoweredSegment:
         CompileError: when the translation has other inputs or outputs than the segment.
     """
     try:
-        with quiet_torch(), torch.no_grad(), _tagged(segment), whole_recurrent_layers(), sizes_kept(segment.program):
+        with (
+            quiet_torch(),
+            torch.no_grad(),
+            _tagged(segment),
+            whole_recurrent_layers(),
+            sizes_kept(segment.program),
+            one_registry(),
+        ):
             exported = torch.onnx.export(
                 segment.program,
                 dynamo=True,

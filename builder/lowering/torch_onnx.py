@@ -5,9 +5,10 @@ The only module that touches the exporter's private names; they are the same fro
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from builder.recurrence import RECURRENT, whole_recurrent_layers
 from builder.shape_env import SizesNarrowed, sizes_kept
 from builder.tracing import quiet_torch, reshape_instead_of_view
 
-__all__ = ["OPSET", "decompose_for_onnx", "untranslatable"]
+__all__ = ["OPSET", "decompose_for_onnx", "one_registry", "untranslatable"]
 
 # The opset that torch's translations are written for; every compiler here parses it.
 OPSET = 18
@@ -31,6 +32,20 @@ def _registry() -> Any:
     # Its complaint that torchvision is missing is of no use to anyone here.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     return ONNXRegistry.from_torchlib(OPSET)
+
+
+@contextlib.contextmanager
+def one_registry() -> Iterator[None]:
+    """Have every export take the registry that is there: the exporter reads the source of all its translations for each."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    found = _registry()
+    usual = ONNXRegistry.__dict__["from_torchlib"]
+    ONNXRegistry.from_torchlib = classmethod(lambda cls, opset_version=OPSET: found)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        ONNXRegistry.from_torchlib = usual  # type: ignore[method-assign]
 
 
 def decompose_for_onnx(program: ExportedProgram) -> ExportedProgram:
