@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ __all__ = ["OPSET", "decompose_for_onnx", "one_registry", "untranslatable"]
 # The opset that torch's translations are written for; every compiler here parses it.
 OPSET = 18
 
+_exporting = threading.RLock()
+
 
 @functools.lru_cache(maxsize=1)
 def _registry() -> Any:
@@ -36,16 +39,23 @@ def _registry() -> Any:
 
 @contextlib.contextmanager
 def one_registry() -> Iterator[None]:
-    """Have every export take the registry that is there: the exporter reads the source of all its translations for each."""
+    """Have this thread's export take the registry that is there: the exporter reads the source of all its translations for each."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    found = _registry()
-    usual = ONNXRegistry.__dict__["from_torchlib"]
-    ONNXRegistry.from_torchlib = classmethod(lambda cls, opset_version=OPSET: found)  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        ONNXRegistry.from_torchlib = usual  # type: ignore[method-assign]
+    found, ours = _registry(), threading.get_ident()
+    # One at a time, for each puts back what it found.
+    with _exporting:
+        usual = ONNXRegistry.__dict__["from_torchlib"]
+
+        def from_torchlib(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            # An export of the user's own, which may be for another opset and add translations.
+            return found if threading.get_ident() == ours else usual.__func__(cls, *args, **kwargs)
+
+        ONNXRegistry.from_torchlib = classmethod(from_torchlib)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            ONNXRegistry.from_torchlib = usual  # type: ignore[method-assign]
 
 
 def decompose_for_onnx(program: ExportedProgram) -> ExportedProgram:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onnx
@@ -12,7 +13,7 @@ from torch import nn
 from builder.export import export_model
 from builder.inputs import parse_input
 from builder.lowering.onnx import WEIGHTS_FILE, LoweredSegment, LoweringFailure, lower_to_onnx
-from builder.lowering.torch_onnx import decompose_for_onnx, untranslatable
+from builder.lowering.torch_onnx import decompose_for_onnx, one_registry, untranslatable
 from builder.partition.partitioner import partition
 from builder.partition.plan import Segment
 from builder.settings import Settings
@@ -167,3 +168,15 @@ def test_a_failed_translation_names_the_operator(tmp_path: Path) -> None:
     assert "torch.onnx cannot translate it" in str(caught.value)
     assert set(caught.value.reasons) <= {"special_bessel_j0", "relu"}
     assert "special_bessel_j0" in caught.value.reasons
+
+
+def test_an_export_of_another_thread_has_its_own_translations() -> None:
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    usual = ONNXRegistry.__dict__["from_torchlib"]
+    with ThreadPoolExecutor(1) as pool, one_registry():
+        ours = ONNXRegistry.from_torchlib(opset_version=18)
+        assert ONNXRegistry.from_torchlib(opset_version=18) is ours
+        other = pool.submit(ONNXRegistry.from_torchlib, opset_version=20).result()
+        assert other is not ours and (other.opset_version, ours.opset_version) == (20, 18)
+    assert ONNXRegistry.__dict__["from_torchlib"] is usual
