@@ -54,7 +54,7 @@ class CudaGraphs:
         """The segment's outputs, in memory that no later call writes to.
 
         Args:
-            tensors: contiguous, on the device.
+            tensors: on the device.
             enqueue: runs the segment.
             own: makes what a new graph captures, where `enqueue` has state that a graph must not share.
             profile: of the engine.
@@ -64,10 +64,10 @@ class CudaGraphs:
             if key in self._captured:
                 return self._replayed(self._captured[key], tensors)
             outputs = enqueue(tensors)
-            if key not in self._seen:
+            if self._capturing and len(self._captured) < _LIMIT:
+                if key in self._seen:
+                    self._try_to_capture(key, tensors, own or (lambda: enqueue))
                 self._seen.add(key)
-            elif self._capturing and len(self._captured) < _LIMIT:
-                self._try_to_capture(key, tensors, own() if own else enqueue)
         return outputs
 
     def _replayed(self, captured: _Captured, tensors: Sequence[Any]) -> list[Any]:
@@ -84,9 +84,9 @@ class CudaGraphs:
             captured.last_use = stream.record_event()
         return outputs
 
-    def _try_to_capture(self, key: tuple[Any, ...], tensors: Sequence[Any], enqueue: Enqueue) -> None:
+    def _try_to_capture(self, key: tuple[Any, ...], tensors: Sequence[Any], own: Callable[[], Enqueue]) -> None:
         try:
-            self._captured[key] = self._capture(tensors, enqueue)
+            self._captured[key] = self._capture(tensors, own())
         except Exception as error:
             # Each library has errors of its own for what it cannot do while a stream is captured.
             self._capturing = False
@@ -131,12 +131,8 @@ def _record(work: Callable[[], list[Any]], device: Any) -> tuple[Any, list[Any]]
         generator.graphsafe_set_state(everybodys)
     try:
         outputs = work()
-    except BaseException:
-        _abandon(graph, pool, device)
-        raise
-    try:
         graph.capture_end()
-    except RuntimeError:
+    except BaseException:
         _abandon(graph, pool, device)
         raise
     return graph, outputs

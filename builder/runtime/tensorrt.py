@@ -131,20 +131,18 @@ class TensorRTRunner:
             context = self._context(profile, stream)
             outputs = self._enqueued(context, dict(zip(names, tensors, strict=True)), stream)
             self._used(context, stream)
-            if shapes not in self._seen:
+            if self._kernels is not None and shapes not in self._seen:
                 self._seen.add(shapes)
-                if self._kernels is not None:
-                    self._kernels.save()
+                self._kernels.save()
         return outputs
 
     def _on_own_context(self, names: Sequence[str], profile: int) -> Enqueue:
         """For a CUDA graph, which holds the state of its context."""
-        with self._torch.cuda.device(self._device):
-            context = self._new_context(profile, self._torch.cuda.current_stream())
+        if self._allocators:
+            raise CompileError("a size depends on the data", where=self._segment.name)
+        context = self._new_context(profile, self._torch.cuda.current_stream())
 
         def enqueue(tensors: Sequence[Any]) -> list[Any]:
-            if self._allocators:
-                raise CompileError("a size depends on the data", where=self._segment.name)
             return self._enqueued(context, dict(zip(names, tensors, strict=True)), self._torch.cuda.current_stream())
 
         return enqueue
