@@ -46,9 +46,8 @@ _IDENTITY = (
     "padding", "wire_names",
 )  # fmt: skip
 
-# Settings that the runtime reads from the manifest: of all compilers, and under `settings.tensorrt`.
-_RUNNING = ("cuda_graphs",)
-_RUNNING_TENSORRT = ("plugins", "version_compatible", "weight_streaming")
+# Settings that the runtime reads from the manifest, of all compilers and of TensorRT.
+_RUNNING = ("cuda_graphs", "plugins", "version_compatible", "weight_streaming")
 
 
 class ModelFiles(Protocol):
@@ -193,14 +192,11 @@ def identity(manifest: Manifest) -> Mapping[str, Any]:
     # Through JSON, as the published one was: it makes lists of tuples.
     data = json.loads(manifest.to_json())
     settings = data["settings"]
-    tensorrt = settings.get("tensorrt", {})
+    running = {**settings.get("tensorrt", {}), **settings}
     return {
         **{key: data[key] for key in _IDENTITY if key in data},
         "files": {path: digest for path, digest in data["files"].items() if path not in RECORD_NAMES},
-        "running": {
-            **{name: settings[name] for name in _RUNNING if settings.get(name)},
-            **{name: tensorrt[name] for name in _RUNNING_TENSORRT if tensorrt.get(name)},
-        },
+        "running": {name: running[name] for name in _RUNNING if running.get(name)},
     }
 
 
