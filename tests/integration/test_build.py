@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from builder.cache.options import CacheOptions
-from builder.compilers.inductor import InductorCompiler
 from builder.dims import parse_bound
 from builder.errors import BuilderError, CompileError, RequestError, SpecError, VerificationError
 from builder.inputs import Input, parse_input
@@ -23,6 +22,7 @@ from builder.runtime.model import RuntimeModel
 from builder.runtime.values import to_numpy
 from builder.settings import Settings, VerifySettings
 from builder.spec import BuildSpec
+from tests.integration.needs import needs_compiler
 
 
 def spec(
@@ -366,7 +366,7 @@ def test_what_export_keeps_computes_the_same(tmp_path: Path, name: str, compiler
             "inductor",
             ["inductor", "torch", "inductor"],
             marks=[
-                pytest.mark.skipif(not InductorCompiler().availability().can_build, reason="needs a C++ compiler"),
+                needs_compiler,
                 pytest.mark.slow,
             ],
         ),

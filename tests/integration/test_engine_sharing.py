@@ -19,12 +19,9 @@ from builder.compilers.aoti_package import WeightsFile, fill_package
 from builder.compilers.base import RefitError
 from builder.pipeline import BuildResult, build
 from builder.runtime.model import RuntimeModel
+from tests.integration.needs import needs_compiler
 from tests.integration.test_build import HYBRID, spec
 from tests.integration.told import Told
-
-needs_compiler = pytest.mark.skipif(
-    not inductor.InductorCompiler().availability().can_build, reason="needs a C++ compiler"
-)
 
 COMPILERS = ["onnxruntime", pytest.param("inductor", marks=needs_compiler)]
 

@@ -12,10 +12,11 @@ from builder.compilers.inductor import InductorCompiler
 from builder.errors import CompileError, PartitionError, RequestError
 from builder.pipeline import build
 from builder.runtime.model import RuntimeModel
+from tests.integration.needs import needs_compiler
 from tests.integration.test_build import HYBRID, spec
 from tests.integration.told import Told
 
-pytestmark = pytest.mark.skipif(not InductorCompiler().availability().can_build, reason="needs a C++ compiler")
+pytestmark = needs_compiler
 
 
 def test_the_hybrid_is_one_segment_and_then_a_hit(tmp_path: Path) -> None:

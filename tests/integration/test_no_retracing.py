@@ -13,16 +13,14 @@ import torch._dynamo
 import torch.fx.experimental.proxy_tensor
 import torch.fx.experimental.symbolic_shapes
 
-from builder.compilers.inductor import InductorCompiler
 from builder.pipeline import build
 from builder.runtime.model import RuntimeModel
 from builder.runtime.values import to_torch
+from tests.integration.needs import needs_compiler
 from tests.integration.test_build import HYBRID, spec
 from tests.models.nets import hybrid
 
 SIZES = [*itertools.product((1, 2, 7, 31, 32), (2, 3, 16, 63, 64))]
-
-needs_compiler = pytest.mark.skipif(not InductorCompiler().availability().can_build, reason="needs a C++ compiler")
 
 
 class Counter:

@@ -111,6 +111,7 @@ def test_what_decides_an_engine_is_in_its_key() -> None:
     assert keyed_settings(Settings(tensorrt=TensorRTSettings(workspace_size=1 << 30))) != base
     for same in ({"build_timeout": 9.0}, {"timing_cache": False}):
         assert keyed_settings(Settings(tensorrt=TensorRTSettings(**same))) == base
+    assert keyed_settings(Settings(cuda_graphs=True)) == base
     zeros = (
         "optimization_level",
         "dla_core",

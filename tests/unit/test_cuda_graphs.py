@@ -13,19 +13,7 @@ from builder.errors import SpecError
 from builder.library import plan
 from builder.runtime.cuda_graphs import CudaGraphs
 from tests.models.breaks import MLP
-
-
-class Stream:
-    def __init__(self) -> None:
-        self.waited: list[object] = []
-
-    def wait_event(self, event: object) -> None:
-        self.waited.append(event)
-
-    def record_event(self) -> object:
-        return object()
-
-    def synchronize(self) -> None: ...
+from tests.unit.fake_cuda import Stream, one_stream
 
 
 class Graph:
@@ -90,10 +78,8 @@ class Segment:
 
 @pytest.fixture()
 def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stream]:
-    made = Stream()
+    made = one_stream(monkeypatch)
     Graph.made = []
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: made)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
@@ -159,6 +145,18 @@ def test_what_cannot_be_captured_runs_as_it_was(stream: Stream) -> None:
     for _ in range(3):
         assert graphs([torch.ones(2)], segment)[0].tolist() == [2.0, 2.0]
     assert len(Graph.made) == 1
+
+
+def test_a_request_is_answered_where_a_graph_has_no_room(stream: Stream) -> None:
+    graphs, segment = CudaGraphs("segment_0", "cuda:0"), Segment()
+
+    def own() -> Segment:
+        raise MemoryError("no execution context")
+
+    graphs([torch.zeros(2)], segment, own)
+    with pytest.warns(UserWarning, match="no execution context"):
+        (given,) = graphs([torch.ones(2)], segment, own)
+    assert given.tolist() == [2.0, 2.0]
 
 
 def test_an_output_on_the_host_is_not_captured(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ What only a GPU shows is in tests/gpu_tensorrt.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,33 +23,15 @@ from builder.errors import CompileError
 from builder.runtime import tensorrt as runtime
 from builder.runtime.manifest import SegmentSpec
 from builder.types import Range, TensorSpec
+from tests.unit.fake_cuda import Stream, one_stream
 from tests.unit.fake_tensorrt import DataType, FakeTensorRT, SerializationFlag
 
 FLOAT, HALF, INT64 = DataType.FLOAT, DataType.HALF, DataType.INT64
 
 
-class Stream:
-    """A CUDA stream that does nothing; what is on it is done at once."""
-
-    def __init__(self, number: int = 7) -> None:
-        self.cuda_stream = number
-        self.waited: list[object] = []
-
-    def wait_event(self, event: object) -> None:
-        self.waited.append(event)
-
-    def record_event(self) -> object:
-        return object()
-
-    def synchronize(self) -> None: ...
-
-
 @pytest.fixture()
 def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
-    made = Stream()
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: made)
-    return made
+    return one_stream(monkeypatch)
 
 
 def runner(
