@@ -1,6 +1,7 @@
 """Throughput on a GPU: AOTInductor engines through torch.compile(backend="triton_repo"), eager PyTorch, and torch.compile.
 
-Every ratio is of two figures of one run. MODELS in the environment names some of the models.
+Every ratio is of two figures of one run. MODELS and PRECISIONS in the environment name some of the models and of
+fp16 and bf16; a line says when a way is compiled, with a first figure of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def measure() -> Iterator[Figure]:
     print(f"# {torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
     for name in os.environ.get("MODELS", ",".join(MODELS)).split(","):
         make, inputs = MODELS[name]
-        for precision in DTYPES:
+        for precision in os.environ.get("PRECISIONS", ",".join(DTYPES)).split(","):
             with tempfile.TemporaryDirectory() as cache, torch.no_grad():
                 rates = _rates(name, make, inputs, precision, cache)
             for way, rate in rates.items():
@@ -74,7 +75,6 @@ def _rates(
         "cache_dir": cache,
     }
     ours = torch.compile(full, backend="triton_repo", dynamic=False, options=options)
-    ours(*given)
     graphs = torch.compile(
         copy.deepcopy(full), backend="triton_repo", dynamic=False, options={**options, "cuda_graphs": True}
     )
@@ -89,6 +89,11 @@ def _rates(
     ways["torch.compile"] = lambda: default(*cast)
     tuned = torch.compile(make().eval().cuda().to(DTYPES[precision]), mode="max-autotune", dynamic=False)
     ways["torch.compile max-autotune"] = lambda: tuned(*cast)
+    for way, call in ways.items():
+        started = time.perf_counter()
+        call()
+        compiled = time.perf_counter() - started
+        print(f"# {name}, {precision}: {way} ready in {compiled:.0f} s, {1 / _seconds(call):.4g} calls/s", flush=True)
     times: dict[str, list[float]] = {way: [] for way in ways}
     for way in [*ways] * ROUNDS:
         times[way].append(_seconds(ways[way]))

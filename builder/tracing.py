@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.export import Dim, ExportedProgram
 
+from builder.functional import functional
 from builder.inputs import Input
 from builder.recurrence import whole_recurrent_layers
 from builder.shape_env import sizes_kept
@@ -147,9 +148,9 @@ def trace(module: torch.nn.Module, signature: Signature, sizes: Mapping[SymbolNa
                 _Rebuilt(module, signature), tuple(tensors), dynamic_shapes=(tuple(shapes),), strict=False
             )
         with sizes_kept(program):
-            functional: ExportedProgram = program.run_decompositions({})
-        reshape_instead_of_view(functional)
-        return functional
+            program = functional(program)
+        reshape_instead_of_view(program)
+        return program
 
 
 def reshape_instead_of_view(program: ExportedProgram) -> None:

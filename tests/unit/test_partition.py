@@ -222,7 +222,8 @@ def test_no_engine_segment_only_moves_data() -> None:
     assert [s.kind for s in plan.segments] == ["fallback", "engine"]
     assert dict(plan.segments[1].operators) == {"aten.sin": 1}
     moved = {f.operator: f.reason for f in plan.fallbacks if "bessel" not in f.operator}
-    assert len(moved) == 4 and set(moved.values()) == {"its engine segment would compute nothing, only move data"}
+    assert moved.keys() >= {"aten.transpose", "aten.reshape", "aten.unsqueeze"}
+    assert set(moved.values()) == {"its engine segment would compute nothing, only move data"}
     check(model, plan, [torch.randn(3, 5, 4)])
     # Where nothing is refused, it stays as it is.
     alone = partition(exported(torch.nn.Flatten(), "input=float32[B=1:8:32, 3, 4]"), Oracle(), Settings())
