@@ -349,15 +349,19 @@ def _uses(program: torch.export.ExportedProgram, new: Mapping[str, torch.Tensor]
 def _reweighted(program: torch.export.ExportedProgram, new: Mapping[str, torch.Tensor]) -> torch.export.ExportedProgram:
     """The same program with other tensors as its weights; the first one keeps its own."""
     other = copy.copy(program)
-    other._state_dict = {n: _host(new.get(own_name(n), t)) for n, t in program.state_dict.items()}
-    other._constants = {n: _host(new.get(own_name(n), t)) for n, t in program.constants.items()}
+    other._state_dict = {n: _instead(t, new.get(own_name(n), t)) for n, t in program.state_dict.items()}
+    other._constants = {n: _instead(t, new.get(own_name(n), t)) for n, t in program.constants.items()}
     return other
 
 
-def _host(tensor: Any) -> Any:
-    if not isinstance(tensor, torch.Tensor) or tensor.device.type == "cpu":
-        return tensor
-    return tensor.detach().cpu()
+def _instead(old: Any, new: Any) -> Any:
+    """A weight in the place of another, on the host; torch asks for a parameter where it had one."""
+    if not isinstance(new, torch.Tensor):
+        return new
+    tensor = new if new.device.type == "cpu" else new.detach().cpu()
+    if isinstance(old, torch.nn.Parameter) and not isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(tensor.detach(), requires_grad=old.requires_grad)
+    return tensor
 
 
 def _wider(

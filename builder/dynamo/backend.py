@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch._guards import CompileContext
 
+from builder.dynamo.foresight import foresee
 from builder.dynamo.graph_module import GraphModule, call_values, size_outputs
-from builder.dynamo.handed import Argument, Frame, current_frame, hand_over
+from builder.dynamo.handed import Argument, Frame, current_frame, hand_over, leaves
 from builder.dynamo.ranges import KNOWN, RangedInputs, declared_inputs, dynamic_axes, ranged_inputs
-from builder.dynamo.restart import mark, trace_again, traced
+from builder.dynamo.restart import mark, trace_again, traced, tracing_with
 from builder.errors import BuilderError, ExportError, SpecError
 from builder.gradients import wants_gradients, with_gradients
 from builder.inprocess import CompiledGraph, Subject
@@ -47,21 +48,40 @@ def triton_repo(
         what runs instead of the graph. It compiles when it is first called, outside of Dynamo; an error of the user
         is raised then.
     """
-    traced()
+    marked = traced()
+    foresee(triton_repo, _marked_before)
     try:
         if mode is not None:
             raise SpecError(f"mode = {mode!r} is inductor's own", where="torch.compile", fix="use options={...}")
-        return _prepared(graph, examples, dict(options or {}))
+        return _prepared(graph, examples, dict(options or {}), marked)
     except BuilderError as error:
         return _Raises(error)
 
 
-def _prepared(graph: torch.fx.GraphModule, examples: list[Any], options: dict[str, Any]) -> Callable[..., Any]:
+def _marked_before(frame: Frame, options: Mapping[str, Any]) -> None:
+    """Mark what has ranges in a frame that is to be traced."""
+    given = _inputs(options.get("inputs"))
+    declared = _declared(given, frame)
+    found = []
+    for name, tensor in leaves(frame):
+        axes = dynamic_axes(name, tensor, declared, frame, ranged=bool(given))
+        if axes and not isinstance(tensor, torch.nn.Parameter):
+            found.append((tensor, axes))
+    tracing_with(found)
+
+
+def _declared(given: Sequence[Input | Constant], frame: Frame) -> dict[str, Input]:
+    return declared_inputs(given, frame) if given and not frame.resumed else {}
+
+
+def _prepared(
+    graph: torch.fx.GraphModule, examples: list[Any], options: dict[str, Any], marked: Mapping[int, Sequence[int]]
+) -> Callable[..., Any]:
     given = _inputs(options.pop("inputs", None))
     frame = current_frame()
     arguments = hand_over(graph, examples, frame)
-    declared = declared_inputs(given, frame) if given and not frame.resumed else {}
-    _trace_again_where_needed(arguments, declared, frame, ranged=bool(given))
+    declared = _declared(given, frame)
+    _trace_again_where_needed(arguments, declared, frame, marked, ranged=bool(given))
     on_gpu = any(isinstance(a.value, torch.Tensor) and a.value.device.type == "cuda" for a in arguments)
     chosen = library_options(options, device="cuda" if on_gpu else "cpu")
     tensors = [isinstance(_value(n), torch.Tensor) for n in graph.graph.output_node().args[0]]  # type: ignore[union-attr]
@@ -111,7 +131,12 @@ def _inputs(given: Any) -> tuple[Input | Constant, ...]:
 
 
 def _trace_again_where_needed(
-    arguments: Sequence[Argument], declared: Mapping[str, Input], frame: Frame, *, ranged: bool
+    arguments: Sequence[Argument],
+    declared: Mapping[str, Input],
+    frame: Frame,
+    marked: Mapping[int, Sequence[int]],
+    *,
+    ranged: bool,
 ) -> None:
     compilation = str(CompileContext.current_compile_id())
     needed = False
@@ -119,8 +144,9 @@ def _trace_again_where_needed(
     for argument in arguments:
         if argument.kind != "input":
             continue
-        axes = dynamic_axes(argument, declared, frame, ranged=ranged)
-        fixed = [axis for axis in axes if isinstance(argument.fake.shape[axis], int)]
+        axes = dynamic_axes(argument.name, argument.value, declared, frame, ranged=ranged)
+        known = marked.get(id(argument.value), ())
+        fixed = [axis for axis in axes if isinstance(argument.fake.shape[axis], int) and axis not in known]
         if fixed:
             mark(argument.value, fixed)
             needed = True
@@ -266,3 +292,6 @@ def _cpu(value: Any) -> Any:
     if isinstance(value, torch.device) and value.type == "cuda":
         return torch.device("cpu")
     return "cpu" if isinstance(value, str) and value.startswith("cuda") else value
+
+
+foresee(triton_repo, _marked_before)

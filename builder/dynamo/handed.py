@@ -14,7 +14,7 @@ from torch._dynamo import external_utils
 from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
-__all__ = ["Argument", "Frame", "current_frame", "hand_over", "leaves"]
+__all__ = ["Argument", "Frame", "current_frame", "frame_of", "hand_over", "leaves"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +95,15 @@ def _forward_parameters(module: torch.nn.Module) -> list[str]:
 def current_frame() -> Frame:
     """The one that Dynamo is at."""
     translator: Any = InstructionTranslator.current_tx()
-    code = translator.f_code
+    return frame_of(translator.f_code, translator.f_locals)
+
+
+def frame_of(code: types.CodeType, variables: Mapping[str, Any]) -> Frame:
+    """The one that runs a function's code with these variables."""
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
     resumed = code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX)
-    local = dict(translator.f_locals)
+    local = dict(variables)
     inner = _content(local.get("fn")) if code.co_filename == external_utils.__file__ else None
     inner = getattr(inner, "__self__", inner)
     wrapped = inner if isinstance(inner, torch.nn.Module) else None

@@ -98,14 +98,16 @@ def _text(item: tuple[str, torch.Tensor]) -> str:
     return f"{name}={str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def dynamic_axes(argument: Argument, declared: Mapping[str, Input], frame: Frame, *, ranged: bool) -> list[int]:
+def dynamic_axes(
+    name: str, tensor: torch.Tensor, declared: Mapping[str, Input], frame: Frame, *, ranged: bool
+) -> list[int]:
     """Axes of an input that are to be symbolic, whatever Dynamo has decided so far.
 
     Args:
+        name: the way to the tensor.
         ranged: whether anything in this call has a range; then what comes out of a graph break may have too.
     """
-    tensor = argument.value
-    known = declared[argument.name].dims if argument.name in declared and not frame.resumed else KNOWN(tensor)
+    known = declared[name].dims if name in declared and not frame.resumed else KNOWN(tensor)
     if known is not None:
         return [axis for axis, dim in enumerate(known) if not dim.is_static]
     return list(range(tensor.dim())) if frame.resumed and ranged else []

@@ -15,6 +15,8 @@ import torch
 from torch._dynamo.utils import counters
 
 from builder import BuilderError, Input
+from builder.dynamo import backend
+from builder.dynamo.foresight import foresee
 from builder.errors import CompileError, ExportError, RequestError, SpecError
 from builder.inprocess import CompiledGraph
 from tests.integration.threads import together
@@ -38,6 +40,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Compi
     monkeypatch.setattr(CompiledGraph, "__init__", counted)
     monkeypatch.setenv("TRITON_REPO_CACHE", str(tmp_path / "cache"))
     torch._dynamo.reset()
+    foresee(backend.triton_repo, backend._marked_before)
     counters.clear()
     torch.manual_seed(0)
     yield found
@@ -111,7 +114,7 @@ def test_graph_breaks_do_not_recompile(kind: type[Hybrid], made: list[CompiledGr
     assert kinds(made) == [["engine"], ["engine"]]
 
 
-def test_nothing_is_left_of_the_settings_of_the_second_trace() -> None:
+def test_nothing_is_left_of_the_settings_of_the_trace() -> None:
     import torch.fx.experimental._config as fx_config
 
     with torch.no_grad():
