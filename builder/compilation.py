@@ -106,13 +106,22 @@ class ModelCompiler:
         name, source: of the model, for the records of engines.
         work: an existing directory that keeps what is made.
         progress: told about every stage.
+        compare: engines that come from the cache with eager PyTorch.
     Raises:
         SpecError: when there is no such compiler, or it cannot honour a setting.
         CompileError: when it is not installed.
     """
 
     def __init__(
-        self, settings: Settings, cache: CacheOptions, name: str, source: str, work: Path, progress: Progress
+        self,
+        settings: Settings,
+        cache: CacheOptions,
+        name: str,
+        source: str,
+        work: Path,
+        progress: Progress,
+        *,
+        compare: bool = True,
     ) -> None:
         self.settings = settings
         self.compiler = choose_compiler(settings.compiler, settings.device)
@@ -123,7 +132,16 @@ class ModelCompiler:
         self._engines = EngineCache(cache, work, progress.warn, progress.note)
         origin = Origin(name, source, settings.model_dump(mode="json"), installed_versions())
         self._segments = SegmentCompilers(
-            SegmentCompiler(self.compiler, settings, self._session, self._engines, origin, work, self.device, progress)
+            SegmentCompiler(
+                self.compiler,
+                settings,
+                self._session,
+                self._engines,
+                origin,
+                work,
+                self.device if compare else None,
+                progress,
+            )
         )
 
     def compile(self, exported: ExportedModel, place: Callable[[PartitionPlan], Placed] = _as_it_is) -> Compilation:

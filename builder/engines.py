@@ -107,7 +107,7 @@ class SegmentCompiler:
         cache: where engines come from and go to.
         origin: whose build it is.
         work: an existing directory that keeps what is made.
-        device: where engines run here; None where they do not.
+        device: where engines that come from the cache are compared with eager PyTorch; None where they are not.
         progress: told when something is off.
     """
 

@@ -98,7 +98,7 @@ class CompiledGraph:
         weights: its weights as they are now, in the order of `subject.weights`.
         options: settings, cache and what to do out of range.
         progress: told about every stage.
-        verify: compare with eager PyTorch over the whole range; else engines are compared at their first call alone.
+        verify: compare with eager PyTorch over the whole range; else the first answer is compared.
     Raises:
         BuilderError: of the stage that fails.
     """
@@ -112,6 +112,8 @@ class CompiledGraph:
         self._verify = verify
         self._lock = threading.RLock()
         self._work = _Directory()
+        # What comes from the cache is compared segment by segment, or, where that comes for nothing, with the first answer.
+        self._compare = verify
         self._state = self._compiled(subject, weights)
         self._checked = verify
 
@@ -149,15 +151,11 @@ class CompiledGraph:
             except RequestError as error:
                 return self._outside(error, tensors, weights)
         try:
-            profile = state.profiles.choose(self._named(tensors)) if state.profiles else 0
-            outputs = [self._brought_home(value) for value in state.steps.run(tensors, profile)]
+            return self._answer(state, tensors) if self._checked else self._first_answer(tensors, weights)
         except DataError:
             if self._options.out_of_range == "eager":
                 return self._subject.eager(tensors, weights)
             raise
-        if not self._checked:
-            self._check(tensors, weights, outputs)
-        return outputs
 
     def follow(self, weights: Tensors) -> None:
         """Take the weights as they are now, where a change can be seen.
@@ -184,23 +182,49 @@ class CompiledGraph:
     def _named(self, tensors: Tensors) -> dict[str, Value]:
         return {i.name or "": t for i, t in zip(self.inputs, tensors, strict=True)}
 
-    def _check(self, tensors: Tensors, weights: Tensors, outputs: Tensors) -> None:
-        """The first answer is compared with PyTorch's, which costs one call of it."""
+    def _answer(self, state: _State, tensors: Tensors) -> list[torch.Tensor]:
+        profile = state.profiles.choose(self._named(tensors)) if state.profiles else 0
+        return [self._brought_home(value) for value in state.steps.run(tensors, profile)]
+
+    def _first_answer(self, tensors: Tensors, weights: Tensors) -> list[torch.Tensor]:
+        """An answer that PyTorch gives too, which costs one call of it.
+
+        Raises:
+            CompileError: when there is none; the next call tries again.
+        """
         with self._lock:
-            if self._checked:
-                return
-            self._checked = True
             with torch.no_grad():
                 reference = self._subject.eager(tensors, weights)
-            for index, (expected, given) in enumerate(zip(reference, outputs, strict=True)):
-                expected = expected.cpu()
-                problem = compare_tensors(expected, given, self._options.settings).problem
-                if problem:
-                    raise CompileError(
-                        f"output {index} differs from eager PyTorch: {problem}",
-                        where=self._subject.source,
-                        fix="find the operator with torch_executed_ops, or use precision='fp32'",
-                    )
+            outputs, problem = self._compared(tensors, reference)
+            if problem and not self._compare:
+                # An engine out of the cache may be wrong: each is compared now, and a wrong one is compiled anew.
+                self._compare = True
+                self._state = self._compiled(self._subject, weights)
+                outputs, problem = self._compared(tensors, reference)
+            if problem:
+                raise CompileError(
+                    problem,
+                    where=self._subject.source,
+                    fix="find the operator with torch_executed_ops, or use precision='fp32'",
+                )
+            self._checked = True
+            return outputs
+
+    def _compared(self, tensors: Tensors, reference: Tensors) -> tuple[list[torch.Tensor], str]:
+        """The outputs, and what is wrong with them."""
+        try:
+            outputs = self._answer(self._state, tensors)
+        except DataError:
+            raise
+        except (BuilderError, RuntimeError, ValueError) as error:
+            if self._compare:
+                raise
+            return [], f"an engine does not run: {' '.join(str(error).split())[:300]}"
+        for index, (expected, given) in enumerate(zip(reference, outputs, strict=True)):
+            problem = compare_tensors(expected.cpu(), given, self._options.settings).problem
+            if problem:
+                return outputs, f"output {index} differs from eager PyTorch: {problem}"
+        return outputs, ""
 
     def _outside(self, error: RequestError, tensors: Tensors, weights: Tensors) -> list[torch.Tensor]:
         if self._options.out_of_range == "eager":
@@ -213,6 +237,7 @@ class CompiledGraph:
                 subject = dataclasses.replace(self._subject, inputs=inputs, profiles=())
                 try:
                     self._state = self._compiled(subject, weights)
+                    self._checked = self._verify
                     break
                 except BuilderError as failure:
                     problem = failure
@@ -226,7 +251,7 @@ class CompiledGraph:
         settings = self._options.settings
         self._progress.stage("export")
         with torch.inference_mode(False), torch.no_grad():
-            compiler = self._compiler(subject)
+            compiler = self._compiler(subject, compare=self._compare)
             subject.bind(weights)
             exported = export_model(
                 subject.module, subject.inputs, output_names=subject.outputs, profiles=subject.profiles
@@ -236,16 +261,24 @@ class CompiledGraph:
                 self._progress.note(note)
             compilation = compiler.compile(exported)
             compiler.close()
-            state = self._loaded(compilation, weights)
+            try:
+                state = self._loaded(compilation, weights)
+            except (BuilderError, RuntimeError):
+                if self._compare:
+                    raise
+                self._compare = True
+                return self._compiled(subject, weights)
             if self._verify:
                 self._progress.stage("verify")
                 verify_model(exported.eager, lambda request: self._answers(state, request), settings)
         return state
 
-    def _compiler(self, subject: Subject) -> ModelCompiler:
+    def _compiler(self, subject: Subject, *, compare: bool = True) -> ModelCompiler:
         work = Path(tempfile.mkdtemp(dir=self._work.path))
         cache = self._options.cache or CacheOptions(work / "cache")
-        return ModelCompiler(self._options.settings, cache, subject.name, subject.source, work, self._progress)
+        return ModelCompiler(
+            self._options.settings, cache, subject.name, subject.source, work, self._progress, compare=compare
+        )
 
     def _answers(self, state: _State, request: Mapping[str, Value]) -> dict[str, Value]:
         profile = state.profiles.choose(request) if state.profiles else 0

@@ -122,7 +122,7 @@ def test_an_engine_that_computes_something_else_is_put_aside_and_rebuilt(
     (key,) = (s.key for s in engines(first))
     module = {"onnxruntime": onnxruntime, "inductor": inductor}[compiler]
     wrong = spec("first_half", RANGES, name="first_half", compiler=compiler)
-    monkeypatch.setattr(module._Session, "compile", _other_function(module, compiler))
+    monkeypatch.setattr(module._Session, "compile", other_function(module, compiler))
     assert store.remove(key)
     with pytest.raises(Exception, match="differs from eager"):
         build(wrong, root=tmp_path / "poisoned")
@@ -137,7 +137,7 @@ def test_an_engine_that_computes_something_else_is_put_aside_and_rebuilt(
     assert [s.hit for s in engines(run(tmp_path, "first_half", RANGES, compiler=compiler))] == [True]
 
 
-def _other_function(module: Any, compiler: str) -> Any:
+def other_function(module: Any, compiler: str) -> Any:
     original = module._Session.compile
 
     def compile_another(self: Any, segment: Any, directory: Path) -> Any:
