@@ -24,7 +24,7 @@ from builder.partition.partitioner import partition
 from builder.partition.plan import PartitionPlan, Segment
 from builder.progress import Progress
 from builder.runtime.manifest import Manifest
-from builder.settings import Settings
+from builder.settings import Settings, TensorRTSettings
 from builder.verify.segments import SegmentReference
 from builder.versions import installed_versions
 
@@ -32,6 +32,7 @@ __all__ = ["Compilation", "ModelCompiler", "Placed", "start_session", "work_dire
 
 # What compilers keep from build to build besides engines, below the engine cache.
 _STATE = "state"
+_TENSORRT = ("tensorrt", "tensorrt_rtx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +220,19 @@ def _check_cuda_graphs(compiler: Compiler, settings: Settings) -> None:
         )
 
 
+def _check_tensorrt(compiler: Compiler, settings: Settings, progress: Progress) -> None:
+    """What is said to TensorRT has no meaning for another compiler."""
+    if compiler.name in _TENSORRT:
+        return
+    given = [n for n, value in settings.tensorrt if value != getattr(TensorRTSettings(), n)]
+    if not given:
+        return
+    text = f"{', '.join(given)}: for TensorRT alone, and engines are those of {compiler.name}"
+    if settings.compiler != "auto":
+        raise SpecError(text, where="settings.tensorrt", fix=f"leave it out, or choose {' or '.join(_TENSORRT)}")
+    progress.warn(f"settings.tensorrt has no effect here ({text})")
+
+
 def start_session(compiler: Compiler, context: BuildContext) -> CompilerSession:
     """A session of a compiler; says so where it can only split.
 
@@ -226,6 +240,7 @@ def start_session(compiler: Compiler, context: BuildContext) -> CompilerSession:
         CompileError, SpecError: as `Compiler.session`.
     """
     _check_cuda_graphs(compiler, context.settings)
+    _check_tensorrt(compiler, context.settings, context.progress)
     session = compiler.session(context)
     state = compiler.availability()
     if not state.can_build:

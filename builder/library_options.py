@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from pydantic import BaseModel
+
 from builder.cache.options import CacheOptions
 from builder.errors import SpecError, did_you_mean
 from builder.inputs import Constant, Input, parse_input
-from builder.settings import Settings, TensorRTSettings, VerifySettings
+from builder.settings import InductorSettings, Settings, TensorRTSettings, VerifySettings
 from builder.spec import validated
 from builder.types import canonical_dtype
 
@@ -159,6 +161,15 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
     "allow_shape_tensors": (False, "sizes are recomputed inside segments"),
 }
 
+_TABLES: dict[str, type[BaseModel]] = {
+    "tensorrt": TensorRTSettings,
+    "inductor": InductorSettings,
+    "verify": VerifySettings,
+}
+
+# Fields of the tables of compilers may be given directly.
+_OF_COMPILERS = {name: f"{table}.{name}" for table in ("tensorrt", "inductor") for name in _TABLES[table].model_fields}
+
 _OWN = ("out_of_range", "debug", "dryrun", "cache_dir", "cache_size", "cache_built_engines", "reuse_cached_engines")
 
 
@@ -226,8 +237,8 @@ def _resolved(name: str, value: Any) -> tuple[str | None, Any]:
             return alias.field, alias.convert(value)
         except (ValueError, TypeError) as error:
             raise SpecError(f"{name} = {value!r}: {error}", where=name) from None
-    if name in _OWN or name in Settings.model_fields or name in TensorRTSettings.model_fields:
-        field = f"tensorrt.{name}" if name in TensorRTSettings.model_fields else name
+    if name in _OWN or name in Settings.model_fields or name in _OF_COMPILERS:
+        field = _OF_COMPILERS.get(name, name)
         if name in ("fp32_ops", "fp32_modules"):
             value = _names(value)
         return field, value
@@ -236,7 +247,7 @@ def _resolved(name: str, value: Any) -> tuple[str | None, Any]:
         if value is None or value == default:
             return None, None
         raise SpecError(f"{name} = {value!r} cannot be honoured: {reason}", where=name)
-    known = sorted({*ALIASES, *_OWN, *Settings.model_fields, *TensorRTSettings.model_fields})
+    known = sorted({*ALIASES, *_OWN, *Settings.model_fields, *_OF_COMPILERS})
     raise SpecError(
         f"there is no option {name!r}", where=name, fix=f"{did_you_mean(name, known)}docs/library.md lists them"
     )
@@ -248,7 +259,7 @@ def _put(changes: dict[str, Any], own: dict[str, Any], field: str, value: Any) -
         own[field] = value
     elif key:
         changes[table] = {**changes.get(table, {}), key: value}
-    elif field in ("tensorrt", "verify") and isinstance(value, Mapping):
+    elif field in _TABLES and isinstance(value, Mapping):
         changes[field] = {**changes.get(field, {}), **value}
     else:
         changes[field] = value
@@ -265,7 +276,7 @@ def _settings(base: Settings, changes: Mapping[str, Any]) -> Settings:
     data = base.model_dump()
     for name, value in changes.items():
         inside = isinstance(value, Mapping)
-        plain = value.model_dump() if isinstance(value, TensorRTSettings | VerifySettings) else value
+        plain = value.model_dump() if isinstance(value, BaseModel) else value
         data[name] = {**data[name], **plain} if inside else plain
     return validated(Settings, data, "options")
 

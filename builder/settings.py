@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Precision", "Settings", "TensorRTSettings", "VerifySettings"]
+__all__ = ["InductorSettings", "Precision", "Settings", "TensorRTSettings", "VerifySettings"]
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
 
@@ -100,6 +100,19 @@ class TensorRTSettings(BaseModel):
     build_timeout: Annotated[float, Field(gt=0)] | None = None
 
 
+class InductorSettings(BaseModel):
+    """What AOTInductor is told.
+
+    Args:
+        max_autotune: time several kernels for each product and convolution, and take the fastest: minutes more for a
+            build, mostly on a GPU. False leaves it to torch's own setting (TORCHINDUCTOR_MAX_AUTOTUNE).
+    """
+
+    model_config = _FROZEN
+
+    max_autotune: bool = False
+
+
 class Settings(BaseModel):
     """Settings of a build, under the same names in Python, in a spec file and on the command line.
 
@@ -119,7 +132,7 @@ class Settings(BaseModel):
         truncate_double: engines compute float64 in float32, where the compiler has no float64.
         cuda_graphs: on a GPU, each segment is captured as a CUDA graph when a shape comes again, and replayed from then
             on: less work for the CPU in each call, memory for each of up to 16 shapes.
-        tensorrt: for TensorRT alone.
+        tensorrt, inductor: for that compiler alone.
     """
 
     model_config = _FROZEN
@@ -136,4 +149,5 @@ class Settings(BaseModel):
     truncate_double: bool = False
     cuda_graphs: bool = False
     tensorrt: TensorRTSettings = TensorRTSettings()
+    inductor: InductorSettings = InductorSettings()
     verify: VerifySettings = VerifySettings()

@@ -25,7 +25,7 @@ from torch.export.passes import move_to_device_pass
 
 from builder.compilers.aoti_package import WEIGHTS_LIST, WeightsFile, fill_package, strip_package
 from builder.compilers.base import Availability, BuildContext, CompiledArtifact, Fingerprint, check_precision
-from builder.errors import CompileError
+from builder.errors import CompileError, SpecError
 from builder.lowering.canonical_program import CanonicalProgram, canonical_program
 from builder.lowering.precision import in_precision
 from builder.partition.assign import is_compute
@@ -40,14 +40,6 @@ __all__ = ["InductorCompiler"]
 
 _PACKAGE_FILE = "model.pt2"
 _INSTALL = "install a C++ compiler, for example the packages g++ or clang, or name one in the variable CXX"
-
-# Each changes the code that is generated, so they are part of the key.
-_OPTIONS: dict[str, Any] = {
-    # Small tensors would be written into the code.
-    "always_keep_tensor_constants": True,
-    # The number of threads of the machine that compiles would be, too.
-    "cpp.dynamic_threads": True,
-}
 
 # A package without any constant does not load with them: AOTInductor maps a file of no bytes.
 _WEIGHTS_APART: dict[str, Any] = {
@@ -99,11 +91,18 @@ class InductorCompiler:
         """Start a build. Without a C++ compiler it leaves every operator to PyTorch.
 
         Raises:
-            SpecError: for a precision that it does not have.
+            SpecError: for a precision that it does not have, or a search for kernels on the CPU.
         """
         check_precision(self.name, context.settings, ("fp32", "fp16", "bf16"))
+        device = str(self.target(context.settings)["device"])
+        if context.settings.inductor.max_autotune and device == "cpu":
+            raise SpecError(
+                "max_autotune is for a GPU: on the CPU, the kernels that it would find keep weights in a form of their own",
+                where="settings.inductor.max_autotune",
+                fix="leave it out",
+            )
         refusal = "" if _cxx() else f"inductor needs a C++ compiler, and there is none: {_INSTALL}"
-        return _Session(context, str(self.target(context.settings)["device"]), refusal)
+        return _Session(context, device, refusal)
 
 
 def _cxx() -> str | None:
@@ -151,6 +150,7 @@ class _Session:
         self._context = context
         self._device = device
         self._refusal = refusal
+        self._options = _options(context.settings)
         self._canonical: dict[tuple[str, ...], CanonicalProgram] = {}
 
     def prepare(self, program: ExportedProgram) -> ExportedProgram:
@@ -182,7 +182,7 @@ class _Session:
     def fingerprint(self, segment: Segment) -> Fingerprint:
         """The program by its canonical text, and every setting of inductor that decides what it generates."""
         canonical = self.canonical(segment)
-        settings, unsure = _settings()
+        settings, unsure = _settings(self._options)
         return Fingerprint(
             components={
                 "ir": "torch.export",
@@ -209,7 +209,7 @@ class _Session:
         made_up = _made_up(canonical.tensors)
         program = canonical.program(made_up)
         tensors = canonical.named(made_up)
-        options = {**_OPTIONS, **(_WEIGHTS_APART if tensors else {})}
+        options = {**self._options, **(_WEIGHTS_APART if tensors else {})}
         full = Path(tempfile.mkdtemp(dir=self._context.work)) / _PACKAGE_FILE
         try:
             with quiet_torch(), torch.no_grad(), sizes_kept(program):
@@ -240,7 +240,23 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _settings() -> tuple[dict[str, Any], list[str]]:
+def _options(settings: Settings) -> dict[str, Any]:
+    """What inductor is told; each changes the code that is generated, so they are part of the key."""
+    from torch._inductor import config
+
+    backends = [name.strip() for name in config.max_autotune_gemm_backends.split(",")]
+    return {
+        # Small tensors would be written into the code.
+        "always_keep_tensor_constants": True,
+        # The number of threads of the machine that compiles would be, too.
+        "cpp.dynamic_threads": True,
+        # Its kernels take packed weights, which it makes of those that it compiles with.
+        "max_autotune_gemm_backends": ",".join(name for name in backends if name.upper() != "CPP"),
+        **({"max_autotune": True} if settings.inductor.max_autotune else {}),
+    }
+
+
+def _settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Settings of inductor and torch that can change generated code, and the names of those that are code themselves."""
     from torch._inductor import config
 
@@ -251,7 +267,7 @@ def _settings() -> tuple[dict[str, Any], list[str]]:
     unsure = []
     for name, value in {
         **config.save_config_portable(ignore_private_configs=True),
-        **_OPTIONS,
+        **options,
         **_WEIGHTS_APART,
     }.items():
         if name in _STATE or any(part in name.lower() for part in _IRRELEVANT):

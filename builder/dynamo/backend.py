@@ -52,7 +52,11 @@ def triton_repo(
     foresee(triton_repo, _marked_before)
     try:
         if mode is not None:
-            raise SpecError(f"mode = {mode!r} is inductor's own", where="torch.compile", fix="use options={...}")
+            raise SpecError(
+                f"mode = {mode!r} is of torch's own backend",
+                where="torch.compile",
+                fix="use options={...}; cuda_graphs and max_autotune are among them",
+            )
         return _prepared(graph, examples, dict(options or {}), marked)
     except BuilderError as error:
         return _Raises(error)

@@ -85,6 +85,18 @@ def test_cuda_graphs(ops: list[str], precision: str, recwarn: pytest.WarningsRec
             torch.testing.assert_close(fast(x), model(x), rtol=1e-2, atol=1e-2)
 
 
+def test_a_search_for_kernels_leaves_weights_alone() -> None:
+    model = MLP().eval().cuda()
+    fast = builder.compile(
+        model, [RANGE], compiler="inductor", precision="fp16", max_autotune=True, require_full_compilation=True
+    )
+    x = torch.randn(8, 16, device="cuda")
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-2, atol=1e-2)
+        model.first.weight.mul_(2)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-2, atol=1e-2)
+
+
 def test_cuda_graphs_in_threads_and_streams() -> None:
     model = MLP().eval().cuda()
     fast = builder.compile(model, [RANGE], compiler="inductor", cuda_graphs=True)

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch._inductor import config
 
 from builder.compilers import inductor
 from builder.compilers.inductor import InductorCompiler
-from builder.errors import CompileError, PartitionError, RequestError
+from builder.errors import CompileError, PartitionError, RequestError, SpecError
 from builder.pipeline import build
 from builder.runtime.model import RuntimeModel
+from builder.settings import InductorSettings
 from tests.integration.needs import needs_compiler
 from tests.integration.test_build import HYBRID, spec
 from tests.integration.told import Told
@@ -29,6 +31,19 @@ def test_the_hybrid_is_one_segment_and_then_a_hit(tmp_path: Path) -> None:
     model = RuntimeModel(first.publication.path)
     with pytest.raises(RequestError, match="outside the range 1 to 32"):
         model({"x": np.zeros((33, 2, 16), np.float32)})
+
+
+def test_a_search_for_kernels_leaves_weights_alone(tmp_path: Path) -> None:
+    """On the CPU its kernels would hold packed weights, which no refit could change."""
+    with config.patch(max_autotune=True):  # type: ignore[attr-defined]
+        result = build(spec("first_half", HYBRID[1], compiler="inductor"), root=tmp_path / "repo")
+    assert [(s.compiler, s.hit) for s in result.segments] == [("inductor", False)]
+    assert result.report.verified
+    again = spec(
+        "first_half", HYBRID[1], compiler="inductor", inductor=InductorSettings(max_autotune=True), device="cpu"
+    )
+    with pytest.raises(SpecError, match="max_autotune is for a GPU"):
+        build(again, root=tmp_path / "repo")
 
 
 def test_boundaries_are_contiguous_whatever_eager_makes_of_them(tmp_path: Path) -> None:

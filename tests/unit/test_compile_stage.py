@@ -6,16 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
+from builder import plan
 from builder.cache.engine_cache import EngineCache
 from builder.cache.options import CacheOptions
 from builder.compilers.base import CompiledArtifact, Fingerprint, RefitError
 from builder.engines import CompiledSegment, Origin, SegmentCompiler
+from builder.errors import SpecError
 from builder.export import export_model
 from builder.inputs import parse_input
 from builder.partition.partitioner import partition
 from builder.partition.plan import Segment
 from builder.progress import Silent
 from builder.settings import Settings
+from tests.models.breaks import MLP
 from tests.models.nets import hybrid
 from tests.unit.test_partition import Oracle
 
@@ -70,3 +75,11 @@ def test_an_engine_that_refuses_its_weights_is_compiled_with_them(tmp_path: Path
     again = compiled(second, tmp_path / "two")
     assert again.files["engine"].read_text() == "whole" and again.hit
     assert second.compiled == 1, "the stripped engine that nobody can use is not taken from the cache"
+
+
+def test_what_is_said_to_tensorrt_is_not_swallowed() -> None:
+    given = ["x=float32[B=1:2:4, 16]"]
+    with pytest.raises(SpecError, match=r"workspace_size, strict_nans: for TensorRT alone, .* of onnxruntime") as error:
+        plan(MLP().eval(), given, compiler="onnxruntime", workspace_size=1 << 20, strict_nans=True)
+    assert error.value.where == "settings.tensorrt"
+    assert plan(MLP().eval(), given, compiler="onnxruntime", optimization_level=None).segments

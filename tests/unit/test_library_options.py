@@ -45,6 +45,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "library.md"
         ({"tensorrt": {"strict_nans": True}, "sparse_weights": True}, "tensorrt.strict_nans", True),
         ({"settings": Settings(min_block_size=7), "precision": "fp16"}, "min_block_size", 7),
         ({"verify": {"rtol": 0.5}}, "verify.rtol", 0.5),
+        ({"max_autotune": True}, "inductor.max_autotune", True),
+        ({"inductor": {"max_autotune": True}, "workspace_size": 0}, "inductor.max_autotune", True),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )  # fmt: skip
@@ -66,6 +68,8 @@ def test_the_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        ({"max_autotun": True}, "did you mean 'max_autotune'"),
+        ({"inductor": {"max_autotun": True}}, "max_autotun"),
         ({"min_blok_size": 3}, "did you mean 'min_block_size'"),
         ({"enabled_precision": {torch.float16}}, "did you mean 'enabled_precisions'"),
         ({"enabled_precisions": {torch.float16, torch.bfloat16}}, "give one of them"),
