@@ -16,7 +16,7 @@ from builder.console import show_plan
 from builder.errors import SpecError
 from builder.export import ExportedModel, export_model
 from builder.inputs import Constant, Input
-from builder.library_options import LibraryOptions, given_input, library_options
+from builder.library_options import LibraryOptions, given_inputs, library_options
 from builder.partition.plan import PartitionPlan
 from builder.pipeline import BuildResult, plan_exported
 from builder.pipeline import build as build_spec
@@ -62,7 +62,7 @@ def compile(
     """
     options = _options(module, settings, verify)
     progress = Logged(aloud=options.debug)
-    given = _inputs(inputs)
+    given = given_inputs(inputs, "inputs")
     if module.training:
         progress.warn("the module was in training mode; it was put into eval mode")
         module.eval()
@@ -102,7 +102,9 @@ def plan(
     options = _options(model, settings, None)
 
     def exported() -> ExportedModel:
-        return export_model(on_host(model), _inputs(inputs), output_names=output_names, profiles=_profiles(profiles))
+        return export_model(
+            on_host(model), given_inputs(inputs, "inputs"), output_names=output_names, profiles=_profiles(profiles)
+        )
 
     return plan_exported(exported, options.settings, Logged(aloud=options.debug))
 
@@ -142,7 +144,7 @@ def build(
         )
         return _published(_with(spec, extra), root, library_options(settings), publishing)
     options = _options(model, settings, verify)
-    spec = _with(_module_spec(model, options, _inputs(inputs), output_names, profiles, name), extra)
+    spec = _with(_module_spec(model, options, given_inputs(inputs, "inputs"), output_names, profiles, name), extra)
     return _published(spec, root, options, publishing, model)
 
 
@@ -241,13 +243,6 @@ def _options(module: torch.nn.Module, given: dict[str, Any], verify: bool | dict
     return library_options({**given, **extra}, device="cuda" if on_gpu else "cpu")
 
 
-def _inputs(inputs: Inputs) -> tuple[Input | Constant, ...]:
-    if isinstance(inputs, str | Input | Constant):
-        inputs = [inputs]
-    items = (Input(shape=tuple(i.shape), dtype=i.dtype) if isinstance(i, torch.Tensor) else i for i in inputs)
-    return tuple(given_input(i, "inputs") for i in items)
-
-
 def _profiles(profiles: Sequence[Profile | str]) -> tuple[Profile, ...]:
     return tuple(parse_profile(p, f"profile {p!r}") if isinstance(p, str) else p for p in profiles)
 
@@ -281,7 +276,9 @@ def _spec(
     settings: dict[str, Any],
 ) -> BuildSpec:
     """Of a MODEL, with what is given laid over it."""
-    spec = find_spec(model, name=name, inputs=[str(i) for i in _inputs(inputs)], output_names=output_names)
+    spec = find_spec(
+        model, name=name, inputs=[str(i) for i in given_inputs(inputs, "inputs")], output_names=output_names
+    )
     changes: dict[str, Any] = {"settings": library_options({"settings": spec.settings, **settings}).settings}
     if profiles:
         changes["profiles"] = _profiles(profiles)

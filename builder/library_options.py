@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
 from pydantic import BaseModel
 
 from builder.cache.options import CacheOptions
@@ -17,7 +18,7 @@ from builder.settings import InductorSettings, Settings, TensorRTSettings, Verif
 from builder.spec import validated
 from builder.types import canonical_dtype
 
-__all__ = ["ALIASES", "REFUSED", "LibraryOptions", "OutOfRange", "given_input", "library_options"]
+__all__ = ["ALIASES", "REFUSED", "LibraryOptions", "OutOfRange", "given_inputs", "library_options"]
 
 OutOfRange = Literal["error", "eager", "recompile"]
 
@@ -173,18 +174,25 @@ _OF_COMPILERS = {name: f"{table}.{name}" for table in ("tensorrt", "inductor") f
 _OWN = ("out_of_range", "debug", "dryrun", "cache_dir", "cache_size", "cache_built_engines", "reuse_cached_engines")
 
 
-def given_input(item: Any, where: str) -> Input | Constant:
-    """An input as a program gives it.
+def given_inputs(given: Any, where: str) -> tuple[Input | Constant, ...]:
+    """Inputs as a program gives them: one, or several in any iterable; a tensor stands for its sizes.
 
     Raises:
-        SpecError: when it is none, or its text cannot be read.
+        SpecError: when one is none, or its text cannot be read.
     """
+    several = isinstance(given, Iterable) and not isinstance(given, str | torch.Tensor)
+    return tuple(_given_input(item, where) for item in (given if several else [given]))
+
+
+def _given_input(item: Any, where: str) -> Input | Constant:
     if isinstance(item, str):
         return parse_input(item, where="inputs")
+    if isinstance(item, torch.Tensor):
+        return Input(shape=tuple(item.shape), dtype=item.dtype)
     if isinstance(item, Input | Constant):
         return item
     raise SpecError(
-        f"a {type(item).__name__} among the inputs",
+        f"there is an object of type {type(item).__name__} among the inputs",
         where=where,
         fix="give Input(min_shape=, opt_shape=, max_shape=), or text: 'x=float32[B=1:8:32, 16]'",
     )

@@ -21,7 +21,7 @@ from builder.errors import BuilderError, ExportError, SpecError
 from builder.gradients import wants_gradients, with_gradients
 from builder.inprocess import CompiledGraph, Subject
 from builder.inputs import Constant, Input
-from builder.library_options import LibraryOptions, given_input, library_options
+from builder.library_options import LibraryOptions, given_inputs, library_options
 from builder.progress import Logged
 
 __all__ = ["triton_repo"]
@@ -57,14 +57,14 @@ def triton_repo(
                 where="torch.compile",
                 fix="use options={...}; cuda_graphs and max_autotune are among them",
             )
-        return _prepared(graph, examples, dict(options or {}), marked)
+        return _prepared(graph, examples, options or {}, marked)
     except BuilderError as error:
         return _Raises(error)
 
 
 def _marked_before(frame: Frame, options: Mapping[str, Any]) -> None:
     """Mark what has ranges in a frame that is to be traced."""
-    given = _inputs(options.get("inputs"))
+    given = _inputs(options)
     declared = _declared(given, frame)
     found = []
     for name, tensor in leaves(frame):
@@ -79,15 +79,16 @@ def _declared(given: Sequence[Input | Constant], frame: Frame) -> dict[str, Inpu
 
 
 def _prepared(
-    graph: torch.fx.GraphModule, examples: list[Any], options: dict[str, Any], marked: Mapping[int, Sequence[int]]
+    graph: torch.fx.GraphModule, examples: list[Any], options: Mapping[str, Any], marked: Mapping[int, Sequence[int]]
 ) -> Callable[..., Any]:
-    given = _inputs(options.pop("inputs", None))
+    given = _inputs(options)
     frame = current_frame()
     arguments = hand_over(graph, examples, frame)
     declared = _declared(given, frame)
     _trace_again_where_needed(arguments, declared, frame, marked, ranged=bool(given))
     on_gpu = any(isinstance(a.value, torch.Tensor) and a.value.device.type == "cuda" for a in arguments)
-    chosen = library_options(options, device="cuda" if on_gpu else "cpu")
+    settings = {name: value for name, value in options.items() if name != "inputs"}
+    chosen = library_options(settings, device="cuda" if on_gpu else "cpu")
     tensors = [isinstance(_value(n), torch.Tensor) for n in graph.graph.output_node().args[0]]  # type: ignore[union-attr]
     sizes = None if all(tensors) else size_outputs(graph, tensors)
     if not any(tensors) or not any(a.kind == "input" for a in arguments):
@@ -127,11 +128,13 @@ def _value(node: Any) -> Any:
     return node.meta.get("example_value") if isinstance(node, torch.fx.Node) else node
 
 
-def _inputs(given: Any) -> tuple[Input | Constant, ...]:
-    if given is None:
-        return ()
-    items = [given] if isinstance(given, str | Input) else list(given)
-    return tuple(given_input(item, "options['inputs']") for item in items)
+def _inputs(options: Any) -> tuple[Input | Constant, ...]:
+    if not isinstance(options, Mapping):
+        raise SpecError(
+            f"options is of type {type(options).__name__}", where="torch.compile", fix='give a dict: {"inputs": [...]}'
+        )
+    given = options.get("inputs")
+    return () if given is None else given_inputs(given, "options['inputs']")
 
 
 def _trace_again_where_needed(

@@ -40,13 +40,13 @@ def test_a_wrong_engine_out_of_the_cache_is_put_aside(
     store = LocalStore(tmp_path / "cache")
     with monkeypatch.context() as patch, torch.no_grad():
         patch.setattr(onnxruntime._Session, "compile", other_function(onnxruntime, "onnxruntime"))
-        with pytest.raises(CompileError, match="differs from eager PyTorch"):
+        with pytest.raises(CompileError, match="differs from eager PyTorch"), pytest.warns(match="put aside"):
             compiled(model, RANGE)(torch.randn(4, 16))
     aside = store.quarantined()
     torch._dynamo.reset()
     if fault != "differs":
         _break_once(fault, monkeypatch)
-    with torch.no_grad():
+    with torch.no_grad(), pytest.warns(match="put aside"):
         same(compiled(model, RANGE), model, 4, 16)
     (segment,) = made[-1].compilation.segments
     assert not segment.hit

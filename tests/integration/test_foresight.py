@@ -75,3 +75,17 @@ def test_a_size_that_the_model_fixes_is_not_tried_again(again: list[str]) -> Non
     with torch.no_grad(), pytest.raises(backend.ExportError, match="can only be 16"):
         compiled(model, "float32[B=1:8:32, T=4:16:32]")(torch.randn(4, 16))
     assert not again
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (5, "options is of type int"),
+        ({"inputs": 5}, "an object of type int among the inputs"),
+        ({"inputs": [RANGE, 5]}, "an object of type int among the inputs"),
+        ({"inputs": [RANGE, RANGE]}, "2 Inputs are given"),
+    ],
+)
+def test_what_cannot_be_read_is_said_by_the_backend(options: Any, said: str) -> None:
+    with torch.no_grad(), pytest.raises(backend.SpecError, match=said):
+        torch.compile(MLP(), backend="triton_repo", options=options)(torch.randn(4, 16))

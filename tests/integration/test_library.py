@@ -303,14 +303,15 @@ def test_build_a_source_with_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda m: builder.compile(m, [3]), "a int among the inputs"),
+        (lambda m: builder.compile(m, [3]), "an object of type int among the inputs"),
+        (lambda m: builder.compile(m, 3), "an object of type int among the inputs"),
         (lambda m: builder.compile("x", [RANGE]), "give a torch.nn.Module"),
         (lambda m: builder.compile(m, [RANGE], compilers="auto"), "did you mean 'compiler'"),
         (lambda m: builder.compile(m, [RANGE], compiler="onnxruntime", device="cuda"), "not for cuda"),
         (lambda m: builder.save(m, "x"), "was not compiled here"),
         (lambda m: builder.publish(m, "x"), "was not compiled here"),
     ],
-    ids=["input", "module", "option", "device", "save", "publish"],
+    ids=["input", "inputs", "module", "option", "device", "save", "publish"],
 )
 def test_errors_are_one_message(model: MLP, call: Any, said: str) -> None:
     with pytest.raises(BuilderError) as error:
