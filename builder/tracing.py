@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.export import Dim, ExportedProgram
 
+from builder.collector import collector_paused
 from builder.functional import functional
 from builder.inputs import Input
 from builder.recurrence import whole_recurrent_layers
@@ -136,7 +137,7 @@ def trace(module: torch.nn.Module, signature: Signature, sizes: Mapping[SymbolNa
     inputs = signature.inputs
     tensors = examples(inputs, sizes)
     shapes = _dynamic_shapes(inputs)
-    with quiet_torch(), torch.no_grad(), whole_recurrent_layers():
+    with quiet_torch(), torch.no_grad(), whole_recurrent_layers(), collector_paused():
         if signature.is_flat and signature.keywords:
             names = [i.name or "" for i in inputs]
             kwargs = dict(zip(names, tensors, strict=True))

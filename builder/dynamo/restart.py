@@ -17,6 +17,8 @@ import torch.fx.experimental._config as fx_config
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 
+from builder.collector import collector_paused
+
 __all__ = ["mark", "trace_again", "traced", "tracing_with"]
 
 _SETTINGS = {"backed_size_oblivious": True, "use_duck_shape": False}
@@ -37,6 +39,7 @@ class _Window:
             listed = ",".join([*([known] if known else []), *sources])
             self._stack.enter_context(torch.compiler.config.patch(dynamic_sources=listed))  # type: ignore[attr-defined]
             self._stack.enter_context(fx_config.patch(**_SETTINGS))  # type: ignore[attr-defined]
+            self._stack.enter_context(collector_paused())
             # A trace that fails never comes back to the backend. `torch._dynamo.reset` forgets callbacks.
             if self._ended not in callback_handler.end_callbacks:
                 callback_handler.register_end_callback(self._ended)

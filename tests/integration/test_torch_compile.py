@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,7 @@ def test_nothing_is_left_of_the_settings_of_the_trace() -> None:
     assert not fx_config.backed_size_oblivious
     assert fx_config.use_duck_shape
     assert not torch.compiler.config.dynamic_sources
+    assert gc.isenabled()
 
 
 def test_mark_dynamic_gives_the_range() -> None:
