@@ -113,9 +113,10 @@ def _to(node: Node) -> _Exchange | None:
     given = {a.name for a, _ in zip(node.target._schema.arguments, node.args, strict=False)} | set(node.kwargs)  # type: ignore[union-attr]
     if given & {"copy", "memory_format"} or before.device != after.device or before.layout != after.layout:
         return None
+    # Arguments may be exchanged themselves by then.
     if before.dtype == after.dtype:
-        return lambda graph, node: source
-    return lambda graph, node: graph.call_function(aten._to_copy.default, (source,), {"dtype": after.dtype})
+        return lambda graph, node: node.args[0]  # type: ignore[return-value]
+    return lambda graph, node: graph.call_function(aten._to_copy.default, (node.args[0],), {"dtype": after.dtype})
 
 
 def _contiguous(node: Node) -> _Exchange | None:
@@ -130,13 +131,15 @@ def _resized(operator: object, source: Callable[[Node], object]) -> Callable[[No
     """An operator that is another with the sizes of its output, where they are those of a tensor that is there."""
 
     def plan(node: Node) -> _Exchange | None:
-        given = source(node)
-        assert isinstance(given, Node)
-        sizes = _places(node.meta["val"].shape, given.meta["val"].shape)
+        found = source(node)
+        assert isinstance(found, Node)
+        sizes = _places(node.meta["val"].shape, found.meta["val"].shape)
         if sizes is None:
             return None
 
         def exchange(graph: Graph, node: Node) -> Node:
+            given = source(node)
+            assert isinstance(given, Node)
             return graph.call_function(operator, (node.args[0], [_size(graph, node, given, s) for s in sizes]))  # type: ignore[arg-type]
 
         return exchange

@@ -57,6 +57,7 @@ EXCHANGED: dict[str, Callable[..., Any]] = {
     "to the same device": lambda self, x: (x * 2).to("cpu") + 1,
     "expand as": lambda self, x: x[:, :1].expand_as(x) * x,
     "contiguous": lambda self, x: x.transpose(0, 1).contiguous() * 2,
+    "one after the other": lambda self, x: _chained(x * 2) + 1,
     "several views": lambda self, x: x.unsqueeze(1).permute(0, 2, 1, 3).squeeze(2)[..., 1:] * 2,
     "chunks of one": lambda self, x: torch.split(x, 4, dim=-1)[1] * 2,
     "a size": lambda self, x: x.sum(1) / x.shape[1] * (x.shape[0] * 2 + 1),
@@ -75,6 +76,14 @@ LEFT: dict[str, Callable[..., Any]] = {
     "a constant": lambda self, x: x + torch.tensor([1.0, 2.0] * 4),
     "a copy": lambda self, x: (x * 2).to(torch.float32, copy=True) + 1,
 }
+
+
+def _chained(x: torch.Tensor) -> torch.Tensor:
+    """Each takes what another one gave that is exchanged too."""
+    dropped = torch.nn.functional.dropout(x.to(torch.float32).to("cpu"), 0.1, training=False)
+    wide = dropped.to(torch.float32).to(torch.float64).contiguous()
+    other = wide[:, :1].contiguous().to(torch.float64).expand_as(wide.contiguous())
+    return (wide + other).unsqueeze(-1).to(torch.float32).contiguous().flatten(2).to(torch.float32)
 
 
 def _written(x: torch.Tensor) -> torch.Tensor:
