@@ -124,7 +124,7 @@ class CompiledModule(torch.nn.Module):
 
     def _reference(self, tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         given = {name: weight for (name, _), weight in zip(_named(self.module), weights, strict=True)}
-        signature = self._graph.compilation.exported.eager.signature
+        signature = self._graph.running.compilation.exported.eager.signature
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             return torch.func.functional_call(self.module, given, args, kwargs)
@@ -193,10 +193,15 @@ class CompiledModule(torch.nn.Module):
         """Into the module."""
         return self.module.load_state_dict(*args, **kwargs)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """As part of another module: `state_dict` gave the names without the wrapper."""
+        for name in [n for n in state_dict if n.startswith(prefix)]:
+            state_dict[f"{prefix}module.{name.removeprefix(prefix)}"] = state_dict.pop(name)
+
 
 def forms_of(graph: CompiledGraph) -> tuple[CallForm, OutputForm]:
     """How a graph is called as its module."""
-    exported = graph.compilation.exported
+    exported = graph.running.compilation.exported
     signature = exported.eager.signature
     parameters = list(inspect.signature(exported.eager.module.forward).parameters.values())
     starred = any(p.kind is p.VAR_POSITIONAL for p in parameters)

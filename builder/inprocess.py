@@ -11,19 +11,20 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from builder.cache.options import CacheOptions
 from builder.compilation import Compilation, ModelCompiler
 from builder.engines import CompiledSegment
-from builder.errors import BuilderError, CompileError, DataError, ExportError, RequestError
-from builder.export import ExportedModel, export_model
+from builder.errors import BuilderError, CompileError, DataError, RequestError
+from builder.export import export_model
 from builder.inputs import Constant, Input
 from builder.library_options import LibraryOptions
 from builder.profiles import Profile
 from builder.progress import Progress
+from builder.randomness import refuse_random
+from builder.reweighting import reweighted, uses
 from builder.runtime.check import check_request
 from builder.runtime.manifest import Manifest, SegmentSpec
 from builder.runtime.precision import keep_float32
@@ -32,11 +33,10 @@ from builder.runtime.runners import load_runner
 from builder.runtime.steps import Steps, fits
 from builder.runtime.values import Value, to_torch
 from builder.runtime.weights import WeightWatch
-from builder.tracing import own_name
-from builder.types import Range
 from builder.verify.compare import compare_tensors, verify_model
+from builder.widening import wider_inputs
 
-__all__ = ["CompiledGraph", "Subject"]
+__all__ = ["CompiledGraph", "Running", "Subject"]
 
 Tensors = Sequence[torch.Tensor]
 
@@ -54,6 +54,7 @@ class Subject:
         eager: what PyTorch gives for the tensors and weights of a call.
         bind: gives `module` the weights of a call; it is the caller's own module, or holds others.
         assumed: names of dimensions whose range nobody has declared; a size outside it makes the range wider.
+        counts: tensors that change where weights do without a version counter that tells.
         outputs, profiles: as in a spec.
     """
 
@@ -66,20 +67,9 @@ class Subject:
     eager: Callable[[Tensors, Tensors], list[torch.Tensor]]
     bind: Callable[[Tensors], None]
     assumed: frozenset[str] = frozenset()
+    counts: Callable[[], list[torch.Tensor]] | None = None
     outputs: tuple[str, ...] | None = None
     profiles: tuple[Profile, ...] = ()
-
-
-@dataclass(frozen=True)
-class _State:
-    """One compilation that runs, and the weights that it has."""
-
-    compilation: Compilation
-    manifest: Manifest
-    steps: Steps
-    fits: Callable[[Sequence[Value]], bool]
-    profiles: ProfileChooser | None
-    watch: WeightWatch
 
 
 class _Directory:
@@ -88,6 +78,27 @@ class _Directory:
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="triton-repo-"))
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Running:
+    """One compilation that runs, and the weights that it has.
+
+    Args:
+        compilation: whose files stay as long as this does.
+        manifest: its artifacts are relative to the directories of `compilation`.
+        directories: where these files lie.
+        steps, fits, profiles: run it.
+        watch: on the weights.
+    """
+
+    compilation: Compilation
+    manifest: Manifest
+    directories: tuple[_Directory, ...]
+    steps: Steps
+    fits: Callable[[Sequence[Value]], bool]
+    profiles: ProfileChooser | None
+    watch: WeightWatch
 
 
 class CompiledGraph:
@@ -111,26 +122,22 @@ class CompiledGraph:
         self._progress = progress
         self._verify = verify
         self._lock = threading.RLock()
-        self._work = _Directory()
+        # Where no engines are kept for others, new weights still go into those that are here.
+        self._own_cache = None if options.cache else _Directory()
         # What comes from the cache is compared segment by segment, or, where that comes for nothing, with the first answer.
         self._compare = verify
         self._state = self._compiled(subject, weights)
         self._checked = verify
 
     @property
-    def compilation(self) -> Compilation:
+    def running(self) -> Running:
         """With the weights of the last call."""
-        return self._state.compilation
-
-    @property
-    def manifest(self) -> Manifest:
-        """Its artifacts are relative to the directories of `compilation`."""
-        return self._state.manifest
+        return self._state
 
     @property
     def inputs(self) -> tuple[Input, ...]:
         """Named and in order, with the ranges that hold now."""
-        return self.compilation.exported.inputs
+        return self._state.compilation.exported.inputs
 
     def __call__(self, tensors: Tensors, weights: Tensors) -> list[torch.Tensor]:
         """The outputs in order.
@@ -143,7 +150,7 @@ class CompiledGraph:
             BuilderError: when new weights cannot be taken.
         """
         state = self._state
-        if state.watch.changed(weights):
+        if state.watch.changed(self._watched(weights)):
             state = self._refitted(weights)
         if not state.fits(tensors):
             try:
@@ -163,7 +170,7 @@ class CompiledGraph:
         Raises:
             BuilderError: when they cannot be taken.
         """
-        if self._state.watch.changed(weights):
+        if self._state.watch.changed(self._watched(weights)):
             self._refitted(weights)
 
     def refit(self, weights: Tensors) -> None:
@@ -175,6 +182,10 @@ class CompiledGraph:
         with self._lock:
             self._state = self._with_weights(self._state, weights, range(len(weights)))
 
+    def _watched(self, weights: Tensors) -> Tensors:
+        counts = self._subject.counts
+        return weights if counts is None else [*weights, *counts()]
+
     def _brought_home(self, value: Value) -> torch.Tensor:
         tensor = value if isinstance(value, torch.Tensor) else to_torch(value)
         return tensor if tensor.device == self._subject.device else tensor.to(self._subject.device)
@@ -182,7 +193,7 @@ class CompiledGraph:
     def _named(self, tensors: Tensors) -> dict[str, Value]:
         return {i.name or "": t for i, t in zip(self.inputs, tensors, strict=True)}
 
-    def _answer(self, state: _State, tensors: Tensors) -> list[torch.Tensor]:
+    def _answer(self, state: Running, tensors: Tensors) -> list[torch.Tensor]:
         profile = state.profiles.choose(self._named(tensors)) if state.profiles else 0
         return [self._brought_home(value) for value in state.steps.run(tensors, profile)]
 
@@ -230,39 +241,45 @@ class CompiledGraph:
         if self._options.out_of_range == "eager":
             return self._subject.eager(tensors, weights)
         with self._lock:
-            wider = _wider(self.inputs, tensors, self._subject.assumed, self._options.out_of_range == "recompile")
-            if wider is None:
-                raise error
-            for inputs in wider:
-                subject = dataclasses.replace(self._subject, inputs=inputs, profiles=())
-                try:
-                    self._state = self._compiled(subject, weights)
-                    self._checked = self._verify
-                    break
-                except BuilderError as failure:
-                    problem = failure
-            else:
-                raise problem
-            self._subject = subject
-            self._progress.note(f"compiled again for {', '.join(map(str, inputs))}, since {error.what}")
+            # Another thread may have done it.
+            if not self._state.fits(tensors):
+                self._widen(error, tensors, weights)
         return self(tensors, weights)
 
-    def _compiled(self, subject: Subject, weights: Tensors) -> _State:
+    def _widen(self, error: RequestError, tensors: Tensors, weights: Tensors) -> None:
+        wider = wider_inputs(self.inputs, tensors, self._subject.assumed, self._options.out_of_range == "recompile")
+        if wider is None:
+            raise error
+        for inputs in wider:
+            subject = dataclasses.replace(self._subject, inputs=inputs, profiles=())
+            try:
+                state = self._compiled(subject, weights)
+                break
+            except BuilderError as failure:
+                problem = failure
+        else:
+            raise problem
+        self._checked = self._verify
+        self._subject, self._state = subject, state
+        self._progress.note(f"compiled again for {', '.join(map(str, inputs))}, since {error.what}")
+
+    def _compiled(self, subject: Subject, weights: Tensors) -> Running:
         settings = self._options.settings
         self._progress.stage("export")
+        directory = _Directory()
         with torch.inference_mode(False), torch.no_grad():
-            compiler = self._compiler(subject, compare=self._compare)
+            compiler = self._compiler(subject, directory, compare=self._compare)
             subject.bind(weights)
             exported = export_model(
                 subject.module, subject.inputs, output_names=subject.outputs, profiles=subject.profiles
             )
-            _refuse_random(exported)
+            refuse_random(exported.program)
             for note in exported.notes:
                 self._progress.note(note)
             compilation = compiler.compile(exported)
             compiler.close()
             try:
-                state = self._loaded(compilation, weights)
+                state = self._loaded(compilation, weights, (directory,))
             except (BuilderError, RuntimeError):
                 if self._compare:
                     raise
@@ -273,19 +290,18 @@ class CompiledGraph:
                 verify_model(exported.eager, lambda request: self._answers(state, request), settings)
         return state
 
-    def _compiler(self, subject: Subject, *, compare: bool = True) -> ModelCompiler:
-        work = Path(tempfile.mkdtemp(dir=self._work.path))
-        cache = self._options.cache or CacheOptions(work / "cache")
+    def _compiler(self, subject: Subject, directory: _Directory, *, compare: bool = True) -> ModelCompiler:
+        cache = self._options.cache or CacheOptions(self._own_cache.path)  # type: ignore[union-attr]
         return ModelCompiler(
-            self._options.settings, cache, subject.name, subject.source, work, self._progress, compare=compare
+            self._options.settings, cache, subject.name, subject.source, directory.path, self._progress, compare=compare
         )
 
-    def _answers(self, state: _State, request: Mapping[str, Value]) -> dict[str, Value]:
+    def _answers(self, state: Running, request: Mapping[str, Value]) -> dict[str, Value]:
         profile = state.profiles.choose(request) if state.profiles else 0
         outputs = state.steps.run([request[i.name] for i in state.manifest.inputs], profile)
         return {o.tensor.name: value for o, value in zip(state.manifest.outputs, outputs, strict=True)}
 
-    def _loaded(self, compilation: Compilation, weights: Tensors) -> _State:
+    def _loaded(self, compilation: Compilation, weights: Tensors, directories: Sequence[_Directory]) -> Running:
         if compilation.device is None:
             raise CompileError(
                 f"engines of {self._options.settings.compiler} do not run here",
@@ -300,35 +316,45 @@ class CompiledGraph:
             for spec, directory in segments
         ]
         profiles = ProfileChooser(manifest.profiles) if len(manifest.profiles) > 1 else None
-        return _State(
-            compilation, manifest, Steps(manifest, runners), fits(manifest.inputs), profiles, WeightWatch(weights)
+        files = [file for segment in compilation.segments for file in segment.files.values()]
+        return Running(
+            compilation,
+            manifest,
+            tuple(d for d in directories if any(file.is_relative_to(d.path) for file in files)),
+            Steps(manifest, runners),
+            fits(manifest.inputs),
+            profiles,
+            WeightWatch(self._watched(weights)),
         )
 
-    def _refitted(self, weights: Tensors) -> _State:
+    def _refitted(self, weights: Tensors) -> Running:
         with self._lock:
             state = self._state
             # Another thread may have done it.
-            if state.watch.changed(weights):
-                self._state = state = self._with_weights(state, weights, state.watch.changes(weights))
+            watched = self._watched(weights)
+            if state.watch.changed(watched):
+                changed = [i for i in state.watch.changes(watched) if i < len(weights)]
+                self._state = state = self._with_weights(state, weights, changed)
             return state
 
-    def _with_weights(self, state: _State, weights: Tensors, changed: Sequence[int]) -> _State:
+    def _with_weights(self, state: Running, weights: Tensors, changed: Sequence[int]) -> Running:
         """Refit the segments that use a changed weight; the others stay as they run."""
         new = {self._subject.weights[index]: weights[index] for index in changed}
         old = state.compilation
         with torch.inference_mode(False), torch.no_grad():
-            program = _reweighted(old.exported.program, new)
+            program = reweighted(old.exported.program, new)
             exported = dataclasses.replace(old.exported, program=program)
             segments = tuple(
-                dataclasses.replace(s, program=_reweighted(s.program, new)) if _uses(s.program, new) else s
+                dataclasses.replace(s, program=reweighted(s.program, new)) if uses(s.program, new) else s
                 for s in old.plan.segments
             )
             touched = {s.name for s, before in zip(segments, old.plan.segments, strict=True) if s is not before}
             plan = dataclasses.replace(old.plan, segments=segments)
-            compiler = self._compiler(self._subject)
+            directory = _Directory()
+            compiler = self._compiler(self._subject, directory)
             compilation = compiler.refit(dataclasses.replace(old, exported=exported, plan=plan), touched)
             compiler.close()
-            return self._loaded(compilation, weights)
+            return self._loaded(compilation, weights, (*state.directories, directory))
 
     def copied(self, subject: Subject, weights: Tensors) -> CompiledGraph:
         """The same engines for a copy of the module, which may go its own way.
@@ -340,96 +366,11 @@ class CompiledGraph:
         other = copy.copy(self)
         other._subject = dataclasses.replace(subject, inputs=self._subject.inputs)
         other._lock = threading.RLock()
-        # Both may still read the files of the one that is there.
-        other._work = self._work
-        other._state = dataclasses.replace(self._state, watch=WeightWatch(weights))
+        other._state = dataclasses.replace(self._state, watch=WeightWatch(other._watched(weights)))
         return other
-
-
-def _refuse_random(exported: ExportedModel) -> None:
-    for module in exported.program.graph_module.modules():
-        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            if _draws(node):
-                raise ExportError(
-                    f"the model draws random numbers ({node.target}), and no engine draws those that PyTorch does",
-                    where=str(node.meta.get("stack_trace") or "").strip().rpartition("\n")[2].strip() or None,
-                    fix="call eval(), or give the random numbers as an input",
-                )
-
-
-def _draws(node: torch.fx.Node) -> bool:
-    """Attention, dropout and recurrent layers say that they may draw, and do not where their dropout is off."""
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-        return False
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    given = {a.name: a.default_value for a in arguments}
-    given.update(zip((a.name for a in arguments), node.args, strict=False))
-    given.update(node.kwargs)
-    off = given.get("train", True) is False or given.get("training", True) is False
-    return not (off or given.get("dropout_p", 1) == 0 or given.get("dropout", 1) == 0)
 
 
 def _in_place(compiled: CompiledSegment) -> tuple[SegmentSpec, Path]:
     """A segment as a runner takes it, where its files lie now."""
     path = compiled.files[compiled.artifact]
     return dataclasses.replace(compiled.spec(), artifact=compiled.artifact), path.parent
-
-
-def _uses(program: torch.export.ExportedProgram, new: Mapping[str, torch.Tensor]) -> bool:
-    return any(own_name(name) in new for name in (*program.state_dict, *program.constants))
-
-
-def _reweighted(program: torch.export.ExportedProgram, new: Mapping[str, torch.Tensor]) -> torch.export.ExportedProgram:
-    """The same program with other tensors as its weights; the first one keeps its own."""
-    other = copy.copy(program)
-    other._state_dict = {n: _instead(t, new.get(own_name(n), t)) for n, t in program.state_dict.items()}
-    other._constants = {n: _instead(t, new.get(own_name(n), t)) for n, t in program.constants.items()}
-    return other
-
-
-def _instead(old: Any, new: Any) -> Any:
-    """A weight in the place of another, on the host; torch asks for a parameter where it had one."""
-    if not isinstance(new, torch.Tensor):
-        return new
-    tensor = new if new.device.type == "cpu" else new.detach().cpu()
-    if isinstance(old, torch.nn.Parameter) and not isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(tensor.detach(), requires_grad=old.requires_grad)
-    return tensor
-
-
-def _wider(
-    inputs: Sequence[Input], tensors: Tensors, assumed: frozenset[str], every: bool
-) -> list[tuple[Input, ...]] | None:
-    """Inputs whose ranges hold the sizes of tensors, with room to grow, and without; None where no range will do."""
-    if len(tensors) != len(inputs):
-        return None
-    needed: dict[str, list[int]] = {}
-    for item, tensor in zip(inputs, tensors, strict=True):
-        if item.integer is not None or str(tensor.dtype) != f"torch.{item.dtype}" or tensor.dim() != len(item.dims):
-            return None
-        for axis, (size, dim) in enumerate(zip(tensor.shape, item.dims, strict=True)):
-            needed.setdefault(dim.name or f"{item.name}[{axis}]", []).append(int(size))
-    if any(len({*sizes}) > 1 for sizes in needed.values()):
-        return None
-
-    def widened(growth: int) -> tuple[Input, ...] | None:
-        new = []
-        for item in inputs:
-            dims = []
-            for axis, dim in enumerate(item.dims):
-                label = dim.name or f"{item.name}[{axis}]"
-                size = needed[label][0]
-                if size in dim or dim.derived is not None:
-                    dims.append(dim)
-                    continue
-                if not every and label not in assumed:
-                    return None
-                high = dim.max or size
-                multiple = dim.multiple if size % dim.multiple == 0 else 1
-                high = max(size, high * growth // multiple * multiple) if size > high else high
-                dims.append(Range(min(size, dim.min), dim.opt, high, dim.name, multiple))
-            new.append(item.with_dims(dims))
-        return tuple(new)
-
-    found = [widened(growth) for growth in (2, 1)]
-    return [f for f in dict.fromkeys(found) if f is not None] or None

@@ -170,7 +170,7 @@ def publish(
             f"a {type(compiled).__name__} was not compiled here", fix="publish what builder.compile returns"
         )
     given = compiled.options
-    exported = compiled.graph.compilation.exported
+    exported = compiled.graph.running.compilation.exported
     spec = BuildSpec(
         name=name or type(compiled.module).__name__,
         source=source_of(compiled.module),
@@ -216,9 +216,11 @@ def save(compiled: CompiledModule, path: str | os.PathLike[str]) -> None:
     if not isinstance(compiled, CompiledModule):
         raise SpecError(f"a {type(compiled).__name__} was not compiled here", fix="save what builder.compile returns")
     graph = compiled.graph
-    files = {f"{c.segment.name}/{name}": file for c in graph.compilation.segments for name, file in c.files.items()}
+    # Another thread's call may take other weights in the meantime.
+    running = graph.running
+    files = {f"{c.segment.name}/{name}": file for c in running.compilation.segments for name, file in c.files.items()}
     form, output = forms_of(graph)
-    save_files(Path(path), graph.manifest, files, form, output)
+    save_files(Path(path), running.manifest, files, form, output)
 
 
 def load(path: str | os.PathLike[str], device: str | None = None) -> LoadedModule:

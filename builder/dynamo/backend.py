@@ -14,7 +14,7 @@ from torch._guards import CompileContext
 
 from builder.dynamo.foresight import foresee
 from builder.dynamo.graph_module import GraphModule, call_values, size_outputs
-from builder.dynamo.handed import Argument, Frame, current_frame, hand_over, leaves
+from builder.dynamo.handed import COUNT, Argument, Frame, current_frame, hand_over, leaves
 from builder.dynamo.ranges import KNOWN, RangedInputs, declared_inputs, dynamic_axes, ranged_inputs
 from builder.dynamo.restart import mark, trace_again, traced, tracing_with
 from builder.errors import BuilderError, ExportError, SpecError
@@ -210,6 +210,8 @@ class _Call:
         first = next(a.value for a in arguments if a.kind == "input")
         self._device: torch.device = first.device
         host = graph if first.device.type == "cpu" else _on_cpu(graph)
+        kept = {id(a.buffers): a.buffers for a in arguments if a.buffers is not None}
+        self._counted = tuple(kept.values())
         self._module = GraphModule(host, arguments, ranged.positions, tensors)
         self._ranged = ranged
         self._lock = threading.Lock()
@@ -245,7 +247,7 @@ class _Call:
 
     def _remember(self, compiled: CompiledGraph, outputs: Sequence[torch.Tensor]) -> None:
         if self._returned is None:
-            self._returned = tuple(o.tensor.dims for o in compiled.manifest.outputs)
+            self._returned = tuple(o.tensor.dims for o in compiled.running.manifest.outputs)
             for tensor, dims in zip(outputs, self._returned, strict=True):
                 # The frame behind a graph break, where only the sizes of this may be used, is traced in this call.
                 mark(tensor, [axis for axis, dim in enumerate(dims) if not dim.is_static])
@@ -266,6 +268,7 @@ class _Call:
                 eager=self._reference,
                 bind=self._module.bind,
                 assumed=self._ranged.assumed,
+                counts=self._counts if self._counted else None,
             )
             progress = Logged(aloud=self._options.debug)
             try:
@@ -274,6 +277,9 @@ class _Call:
                 _leave_to_pytorch(self._label, self._options, error)
                 self._eager = True
             return self._compiled
+
+    def _counts(self) -> list[torch.Tensor]:
+        return [buffers[COUNT] for buffers in self._counted]
 
     def _reference(self, tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         given = dict(zip(self._weights, weights, strict=True))

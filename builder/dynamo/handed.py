@@ -14,7 +14,10 @@ from torch._dynamo import external_utils
 from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
-__all__ = ["Argument", "Frame", "current_frame", "frame_of", "hand_over", "leaves"]
+__all__ = ["COUNT", "Argument", "Frame", "current_frame", "frame_of", "hand_over", "leaves"]
+
+# Kernels of batch normalisation write their statistics, and only this buffer's version counter tells of it.
+COUNT = "num_batches_tracked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class Argument:
         of, axis: for a size, the position of the argument that it is a size of, and the axis.
         source: Dynamo's name of it.
         owner: for a number that is a size of a tensor that the graph does not take, that tensor.
+        buffers: for a statistic of normalisation, the buffers of its module by name.
     """
 
     kind: str
@@ -39,6 +43,7 @@ class Argument:
     axis: int = -1
     source: str = ""
     owner: torch.Tensor | None = None
+    buffers: Mapping[str, torch.Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +129,10 @@ def hand_over(graph: torch.fx.GraphModule, examples: list[Any], frame: Frame) ->
             value = node.meta["grapharg"].example
             kind = "weight" if _is_weight(source, value, frame) else "input"
             name = _way(source.name)
-            found.append(
-                Argument(kind, name if kind == "weight" else frame.named(name), value, fake, source=source.name)
-            )
+            if kind == "input":
+                name = frame.named(name)
+            buffers = _counted_buffers(source.name) if kind == "weight" else None
+            found.append(Argument(kind, name, value, fake, source=source.name, buffers=buffers))
         elif isinstance(example, int | torch.SymInt):
             found.append(_number(source, node, fake, position, frame))
         else:
@@ -156,6 +162,21 @@ def _evaluated(source: Any, frame: Frame) -> torch.Tensor | None:
         except (KeyError, IndexError, TypeError, ValueError):
             return None
     return value if isinstance(value, torch.Tensor) else None
+
+
+def _counted_buffers(source: str) -> Mapping[str, torch.Tensor] | None:
+    """The buffers that one is kept among, where a count of batches is among them too."""
+    owner, found, _ = source.rpartition("._buffers[")
+    if not found:
+        return None
+    output: Any = InstructionTranslator.current_tx().output
+    names = {"L": {n: _content(v) for n, v in output.local_scope.items()}, "G": output.global_scope}
+    try:
+        # Dynamo writes where a value is from as an expression over these two, for its guards.
+        buffers = eval(f"{owner}._buffers", names)
+    except Exception:
+        return None
+    return buffers if isinstance(buffers.get(COUNT), torch.Tensor) else None
 
 
 def _is_weight(source: Any, value: Any, frame: Frame) -> bool:

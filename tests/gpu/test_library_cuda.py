@@ -41,7 +41,7 @@ def same(fast: Any, model: Any, *shape: int) -> None:
 def test_a_module_on_the_gpu_its_weights_streams_and_files(tmp_path: Path) -> None:
     model = MLP().eval().cuda()
     fast = builder.compile(model, [RANGE], compiler="inductor")
-    assert fast.graph.manifest.target["device"] == "cuda"  # type: ignore[union-attr]
+    assert fast.graph.running.manifest.target["device"] == "cuda"  # type: ignore[union-attr]
     same(fast, model, 4, 16)
     with torch.no_grad():
         model.first.weight.mul_(2)

@@ -48,13 +48,13 @@ def test_a_wrong_engine_out_of_the_cache_is_put_aside(
         _break_once(fault, monkeypatch)
     with torch.no_grad(), pytest.warns(match="put aside"):
         same(compiled(model, RANGE), model, 4, 16)
-    (segment,) = made[-1].compilation.segments
+    (segment,) = made[-1].running.compilation.segments
     assert not segment.hit
     assert store.quarantined() == aside + 1
     torch._dynamo.reset()
     with torch.no_grad():
         same(compiled(model, RANGE), model, 4, 16)
-    (segment,) = made[-1].compilation.segments
+    (segment,) = made[-1].running.compilation.segments
     assert segment.hit
 
 

@@ -7,6 +7,7 @@ import functools
 import pickle
 import subprocess
 import sys
+import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,40 @@ def test_weights_buffers_and_whole_parameters_are_followed(model: MLP) -> None:
     same(fast, other, 4, 16)
 
 
+@pytest.mark.parametrize("cache", [True, False], ids=["cached", "not cached"])
+def test_new_weights_take_no_room_and_no_compilation(
+    cache: bool, model: MLP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often they change, one set of files is there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    fast = compiled(model, torch_executed_modules=["norm"], cache_built_engines=cache, reuse_cached_engines=cache)
+
+    def files() -> int:
+        return sum(p.is_file() and "cache" not in p.name for p in tmp_path.rglob("*"))
+
+    with torch.no_grad():
+        model.first.weight.mul_(1.1)
+        same(fast, model, 4, 16)
+        before = files()
+        for part in (model.first, model.second, model.first, model.first):
+            part.weight.mul_(1.1)
+            same(fast, model, 4, 16)
+    assert files() <= before
+    assert [s.hit for s in fast.graph.running.compilation.segments] == [True, None, True]
+
+
+def test_part_of_another_module(model: MLP) -> None:
+    """Its names in a state_dict are those that the module has without it."""
+    whole = torch.nn.Sequential(compiled(model), torch.nn.Linear(4, 2)).eval()
+    plain = torch.nn.Sequential(MLP(), torch.nn.Linear(4, 2)).eval()
+    assert list(whole.state_dict()) == list(plain.state_dict())
+    whole.load_state_dict(plain.state_dict())
+    same(whole, plain, 4, 16)
+    plain.load_state_dict(whole.state_dict())
+    with pytest.raises(RuntimeError, match=r"Missing key.*0\.module\.second\.bias"):
+        whole.load_state_dict({n: v for n, v in plain.state_dict().items() if n != "0.second.bias"})
+
+
 def test_what_no_counter_sees_takes_a_call(model: MLP) -> None:
     fast = compiled(model)
     model.first.weight.data.mul_(2)
@@ -118,7 +153,7 @@ def test_gradients_in_eval_mode(model: MLP) -> None:
 def test_answers_are_ordinary_tensors(model: MLP, modules: list[str]) -> None:
     """Of a frozen model, under a head that is trained: whatever ran the last segment."""
     fast = compiled(model.requires_grad_(False), torch_executed_modules=modules)
-    assert [s.kind for s in fast.graph.manifest.segments][-1] == ("fallback" if modules else "engine")
+    assert [s.kind for s in fast.graph.running.manifest.segments][-1] == ("fallback" if modules else "engine")
     head = torch.ones(4, requires_grad=True)
     features = fast(torch.randn(8, 16))
     (features * head).sum().backward()

@@ -50,7 +50,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Compi
 
 def kinds(made: list[CompiledGraph]) -> list[list[str]]:
     """Of the segments of each graph."""
-    return [[s.kind for s in graph.compilation.plan.segments] for graph in made]
+    return [[s.kind for s in graph.running.compilation.plan.segments] for graph in made]
 
 
 def compiled(model: Any, *inputs: Any, dynamic: bool | None = False, **options: Any) -> Any:
@@ -241,6 +241,24 @@ def test_weights_that_change_are_taken() -> None:
         model.second.bias = torch.nn.Parameter(torch.ones(4))
         same(fast, model, 4, 16)
     assert graphs() == 1
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["a module", "a function over one"])
+def test_statistics_of_normalisation_are_taken(own: bool) -> None:
+    """No version counter tells that they were written, where nothing else is trained."""
+    model = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.Sequential(torch.nn.BatchNorm1d(8))).eval()
+
+    def calls(x: torch.Tensor) -> torch.Tensor:
+        return model(x)  # type: ignore[no-any-return]
+
+    fast = compiled(model if own else calls, Input(min_shape=(1, 16), opt_shape=(8, 16), max_shape=(32, 16)))
+    with torch.no_grad():
+        same(fast, model, 4, 16)
+        for _ in range(2):
+            model.train()
+            model(3 * torch.randn(8, 16) + 2)
+            model.eval()
+            same(fast, model, 4, 16)
 
 
 def test_training_then_inference() -> None:

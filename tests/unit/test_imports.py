@@ -16,7 +16,7 @@ LAYERS = [
     "types", "errors", "releases", "model_config", "files", "locks", "hashing", "remote_url", "progress", "dims", "inputs", "profiles", "settings", "triton_options", "spec",
     "collector", "recurrence", "signature", "shape_env", "functional", "tracing", "symbols", "explain", "export", "models", "partition", "lowering", "compilers", "cache",
     "runtime", "preprocess", "repository", "serving", "verify", "engines", "placement", "publishing", "versions", "compilation", "pipeline", "report", "drawing", "doctor", "key_diff",
-    "console", "console_cache", "gradients", "library_options", "inprocess", "compiled_module", "saved", "library", "dynamo", "cli_common", "cli_cache", "cli_repository", "cli_lint", "cli",
+    "console", "console_cache", "gradients", "library_options", "randomness", "reweighting", "widening", "inprocess", "compiled_module", "saved", "library", "dynamo", "cli_common", "cli_cache", "cli_repository", "cli_lint", "cli",
 ]  # fmt: skip
 
 
